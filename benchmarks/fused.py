@@ -4,7 +4,8 @@
     python benchmarks/fused.py --shape qwen3-0.6b --dtypes bfloat16 --parts rows --out FILE
 
 - rows: forwards of 1 to 32 tokens behind 100 cached ones, of transformers' own model, of the WeDLM, and of the WeDLM
-  fused, also with int8 weights; and the floor, the sum of as many bytes as the weights have.
+  fused, also with its linear layers rounded to GGUF's blocks; and the floor, the sum of as many bytes as the weights
+  have.
 - long: forwards of 1 and 8 tokens behind up to 7,000 cached ones, fused.
 - prompts: first forwards of 128 to 2,048 tokens, of transformers' own model and fused.
 - beside: forwards of one token while no, one and two other processes compute: medians and 90th percentiles of runs of
@@ -36,7 +37,8 @@ from wedlm.generation.transformers_internals import CACHE
 
 TOKENS, CACHED, IN_A_ROW = (1, 2, 4, 8, 16, 32), 100, 4
 LONG, LONG_TOKENS, PROMPTS = (100, 1000, 4000, 7000), (1, 8), (128, 512, 2048)
-LLAMA, PLAIN, FUSED, INT8, FLOOR = "transformers", "WeDLM", "fused", "fused, int8", "floor"
+LLAMA, PLAIN, FUSED, FLOOR = "transformers", "WeDLM", "fused", "floor"
+BLOCKS = ("q8_0", "q4_1")  # to which weights are rounded
 BUSY, RUNS, IN_A_RUN = (0, 1, 2), 20, 60
 PARTS = ("rows", "long", "prompts", "beside")
 
@@ -49,10 +51,23 @@ def models_of(given: argparse.Namespace, dtype: str) -> dict[str, PreTrainedMode
     if given.shape is not None:
         config = WeDLMConfig(**{**QWEN3, **SHAPES[given.shape]}, tie_word_embeddings=True)
         make = partial(WeDLMForCausalLM._from_config, config, dtype=getattr(torch, dtype))
-        return {PLAIN: make().eval(), FUSED: fuse(make().eval()), INT8: fuse(make().eval(), weights="int8")}
+        return {PLAIN: make().eval()} | fused_models(lambda: make().eval())
     stock = AutoModelForCausalLM.from_pretrained(given.stock, dtype=dtype).eval()
-    plain, fused, rounded = (load_checkpoint(given.model, dtype, "cpu")[0] for _ in range(3))
-    return {LLAMA: stock, PLAIN: plain, FUSED: fuse(fused), INT8: fuse(rounded, weights="int8")}
+    read = partial(load_checkpoint, given.model, dtype, "cpu")
+    return {LLAMA: stock, PLAIN: read()[0]} | fused_models(lambda: read()[0])
+
+
+def fused_models(make: Callable[[], PreTrainedModel]) -> dict[str, PreTrainedModel]:
+    return {FUSED: fuse(make())} | {f"{FUSED}, {name}": fuse(make(), weights=name) for name in BLOCKS}
+
+
+def num_bytes(model: PreTrainedModel) -> int:
+    """Those of the weights that a forward reads: of an embedding that is not the head, few."""
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    weights = {each.data_ptr(): each.nbytes for each in [*model.parameters(), *model.buffers()]}
+    if head.data_ptr() != embedding.data_ptr():
+        del weights[embedding.data_ptr()]
+    return sum(weights.values())
 
 
 class Step:
@@ -95,18 +110,16 @@ def nested(values: dict) -> dict:
 def rows(models: dict[str, PreTrainedModel], repeats: int) -> dict:
     """By model and number of tokens: milliseconds, and multiples of one token's; and those of reading the weights."""
     calls: dict = {(name, tokens): Step(model, tokens) for name, model in models.items() for tokens in TOKENS}
-    numbers = sum(weight.numel() for weight in models[PLAIN].parameters())
-    size = next(models[PLAIN].parameters()).element_size()
-    for name, width in ((FLOOR, size), (f"{FLOOR}, int8", 1)):
-        read = torch.ones(numbers * width // 4)
-        calls[name, 1] = lambda read=read: [read.sum() for _ in range(IN_A_ROW)]
+    floors = {name: f"{FLOOR}{name.removeprefix(FUSED) if name.startswith(FUSED) else ''}" for name in models}
+    for name, floor in floors.items():
+        read = torch.ones(num_bytes(models[name]) // 4)
+        calls[floor, 1] = lambda read=read: [read.sum() for _ in range(IN_A_ROW)]
     results = {name: {"milliseconds": cells} for name, cells in nested(milliseconds(calls, repeats)).items()}
     for name, of_model in results.items():
         if not name.startswith(FLOOR):
             first = of_model["milliseconds"]["1"]["median"]
             of_model["times_first"] = {n: one["median"] / first for n, one in of_model["milliseconds"].items()}
-            floor = results[f"{FLOOR}, int8" if name == INT8 else FLOOR]["milliseconds"]["1"]["median"]
-            of_model["times_floor"] = first / floor
+            of_model["times_floor"] = first / results[floors[name]]["milliseconds"]["1"]["median"]
     return results
 
 

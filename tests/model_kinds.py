@@ -148,8 +148,8 @@ def fused(base: Path, adapter: Path | None) -> PreTrainedModel:
     return wedlm.fuse(auto(base) if adapter is None else by_peft(base, adapter))
 
 
-def int8(base: Path, _: None) -> PreTrainedModel:
-    return wedlm.fuse(auto(base), weights="int8")
+def q8_0(base: Path, _: None) -> PreTrainedModel:
+    return wedlm.fuse(auto(base), weights="q8_0")
 
 
 def bfloat16(base: Path, _: None) -> PreTrainedModel:
@@ -158,14 +158,14 @@ def bfloat16(base: Path, _: None) -> PreTrainedModel:
 
 
 ROUNDED = {"load": bfloat16, "options": ("--dtype", "bfloat16"), "is_its_own_reference": True, "rounds": True}
-INT8 = {"load": int8, "options": None, "is_its_own_reference": True}  # no command takes it
+Q8_0 = {"load": q8_0, "options": None, "is_its_own_reference": True}  # no command takes it
 FUSED = {"load": fused, "options": None}  # a command fuses by itself
 KINDS_BY_LINE = {  # of the table in docs/reference/generate.md
     "a WeDLM": [
         Kind("demo", demo),
         Kind("demo, fused", demo, **FUSED),
         Kind("demo, bfloat16", demo, **ROUNDED),
-        Kind("WeDLM, int8", wedlm_folder, **INT8),
+        Kind("WeDLM, q8_0", wedlm_folder, **Q8_0),
     ],
     "a WeDLM with a draft adapter": [
         Kind("WeDLM with adapter, PeftModel", wedlm_folder, adapter_folder, by_peft),
@@ -179,7 +179,7 @@ KINDS_BY_LINE = {  # of the table in docs/reference/generate.md
     "Llama, Mistral, Qwen2 or Qwen3": [
         Kind("Llama", llama, decodings=SAME_TEXT),
         Kind("Llama, fused", llama, decodings=SAME_TEXT, **FUSED),
-        Kind("Llama, int8", llama, decodings=SAME_TEXT, **INT8),
+        Kind("Llama, q8_0", llama, decodings=SAME_TEXT, **Q8_0),
         Kind("Qwen3", lambda root: stock_folder(root, "Qwen3"), decodings=SAME_TEXT),
         Kind("Qwen3, bfloat16", plain_demo, decodings=SAME_TEXT, **ROUNDED),
     ],

@@ -14,6 +14,7 @@ PUBLIC_NAMES = {
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
     "verified": "wedlm.generation.custom_generate",
     "DraftLoraConfig": "wedlm.training.draft_lora",
+    "load_gguf": "wedlm.checkpoints.gguf",
     "fuse": "wedlm.fused.model",
     "unfuse": "wedlm.fused.model",
     "DualStreamCollator": "wedlm.training.collator",

@@ -142,11 +142,11 @@ def in_float64(name):
         lambda: in_float64("Llama"),
         lambda: in_float64("Gemma3Text"),
         lambda: fuse(in_float64("Qwen3")),
-        lambda: fuse(in_float64("Llama"), weights="int8"),
+        lambda: fuse(in_float64("Llama"), weights="q8_0"),
         lambda: with_adapter(in_float64("Mistral, sliding")),
         lambda: fuse(with_adapter(in_float64("Qwen3"))),
     ],
-    ids=["as it is", "layers that differ", "fused", "int8", "with adapter", "fused with adapter"],
+    ids=["as it is", "layers that differ", "fused", "q8_0", "with adapter", "fused with adapter"],
 )
 def test_a_stock_model_writes_what_generate_writes_for_each_prompt(make):
     model = make()

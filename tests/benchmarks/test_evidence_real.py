@@ -81,7 +81,7 @@ def test_one_command_measures_every_way(run, evidence_real, peer, tmp_path, monk
         assert (evidence_real.LOOK_UP in cell["ways"]) == (cell["batch_size"] == 1)
         assert cell["ways"][evidence_real.PLAIN]["times_generate"] == {"median": 1, "quartiles": [1, 1]}
         for name, numbers in cell["ways"].items():
-            if name in evidence_real.OTHER_WEIGHTS:
+            if name in evidence_real.ROUNDS_ACTIVATIONS:
                 assert numbers["same_texts"] is None
             else:
                 peers = (evidence_real.ECONOMIZE, evidence_real.OPENVINO)

@@ -15,8 +15,7 @@
 
 #define RANK 5  /* of draft adapters */
 #define LAYERS 2
-#define HIDDEN 100
-#define INNER 70
+#define PACKED -1  /* in place of a type of weights: parts of several types */
 
 enum { BIAS = 1, NORM = 2, GATED = 4, DRAFT = 8, RESIDUAL = 16 };  /* what a product has */
 
@@ -105,9 +104,15 @@ static double uniform(void)  /* from -1 to 1 */
     return (double)(state >> 11) / (1ull << 52) - 1;
 }
 
+static long below(long limit)  /* from 0 on */
+{
+    const long number = (uniform() + 1) / 2 * limit;
+    return number < limit ? number : limit - 1;
+}
+
 static long size_of(int type)
 {
-    return type == FLOAT32 ? 4 : type == BFLOAT16 ? 2 : 1;
+    return type == FLOAT32 ? 4 : 2;
 }
 
 static double value(int type, const void *values, long i)
@@ -115,7 +120,7 @@ static double value(int type, const void *values, long i)
     float number;
     const uint32_t word = type == BFLOAT16 ? (uint32_t)((const uint16_t *)values)[i] << 16 : 0;
     memcpy(&number, type == FLOAT32 ? (const void *)((const float *)values + i) : &word, 4);
-    return type == INT8 ? ((const int8_t *)values)[i] : number;
+    return number;
 }
 
 static void set_value(int type, void *values, long i, float number)
@@ -124,10 +129,8 @@ static void set_value(int type, void *values, long i, float number)
     memcpy(&word, &number, 4);
     if (type == FLOAT32)
         ((float *)values)[i] = number;
-    else if (type == BFLOAT16)
-        ((uint16_t *)values)[i] = word >> 16;
     else
-        ((int8_t *)values)[i] = number;
+        ((uint16_t *)values)[i] = word >> 16;
 }
 
 /* Values from -largest to largest, whose address is a multiple of nothing but their size. */
@@ -164,15 +167,125 @@ static void compare(const char *what, int type, double limit, const void *got, c
     }
 }
 
+/* --- Weights in blocks --- */
+
+static const struct {
+    long length, bytes;   /* of a block */
+    int scale, offset;    /* exponents of float16 that make weights of about 0.05 */
+} FORMS[] = {
+    [FLOAT32] = {1, 4, 0, 0}, [BFLOAT16] = {1, 2, 0, 0}, [Q8_0] = {32, 34, 4, 0}, [Q4_1] = {32, 20, 7, 9},
+    [Q4_K] = {256, 144, 2, 5},
+};
+static const int TYPES[] = {Q8_0, Q4_1, Q4_K, FLOAT32, BFLOAT16};
+
+static void put_half(uint8_t *to, int exponent)
+{
+    const int bits = below(2) << 15 | exponent << 10 | below(1024);
+    to[0] = bits, to[1] = bits >> 8;
+}
+
+static double half(const uint8_t *bytes)
+{
+    const int bits = bytes[0] | bytes[1] << 8;
+    return ldexp(1024 + (bits & 1023), (bits >> 10 & 31) - 25) * (bits >> 15 ? -1 : 1);
+}
+
+/* Rows of random bits with finite scales; some come in another order. */
+static struct weights weights_of(int type, long rows, long inputs, int has_order)
+{
+    const long blocks = rows * inputs / FORMS[type].length, bytes = FORMS[type].bytes;
+    struct weights w = {.count = rows, .type = type};
+    int32_t *order = has_order ? memory(rows * sizeof *order) : NULL;
+    for (long row = 0; row < rows && order; row++)
+        order[row] = below(rows);
+    w.order = order;
+    if (type == FLOAT32 || type == BFLOAT16) {
+        w.rows = tensor(type, rows * inputs, sqrt(3.0 / inputs));
+        return w;
+    }
+    uint8_t *values = (uint8_t *)memory(blocks * bytes + 1) + 1;
+    for (long i = 0; i < blocks * bytes; i++)
+        values[i] = below(256);
+    for (long i = 0; i < blocks; i++) {
+        put_half(values + i * bytes, FORMS[type].scale);
+        if (FORMS[type].offset)
+            put_half(values + i * bytes + 2, FORMS[type].offset);
+    }
+    w.rows = values;
+    return w;
+}
+
+/* Number `i` of the row that comes at a place. */
+static double weight(const struct weights *w, long inputs, long place, long i)
+{
+    const long row = w->order ? w->order[place] : place, at = i % FORMS[w->type].length, part = at / 32;
+    const uint8_t *block = (const uint8_t *)w->rows + (row * inputs + i) / FORMS[w->type].length * FORMS[w->type].bytes;
+    const uint8_t *scales = block + 4;
+    int code, scale, offset;
+    switch (w->type) {
+    case Q8_0:
+        return half(block) * (int8_t)block[2 + at];
+    case Q4_1:
+        code = at < 16 ? block[4 + at] & 15 : block[4 + at - 16] >> 4;
+        return half(block) * code + half(block + 2);
+    case Q4_K:
+        code = block[16 + part / 2 * 32 + at % 32] >> part % 2 * 4 & 15;
+        scale = part < 4 ? scales[part] & 63 : (scales[part + 4] & 15) | scales[part - 4] >> 6 << 4;
+        offset = part < 4 ? scales[part + 4] & 63 : scales[part + 4] >> 4 | scales[part] >> 6 << 4;
+        return half(block) * scale * code - half(block + 2) * offset;
+    default:
+        return value(w->type, w->rows, row * inputs + i);
+    }
+}
+
+static void check_unpacking(int set, int type, int to_type, long rows, long inputs, int has_places)
+{
+    snprintf(name, sizeof name, "%s, type %d to %d, %ld rows, %ld inputs, places %d", set_name(set), type, to_type, rows,
+             inputs, has_places);
+    const long first = rows / 3, all = rows + first;
+    const struct weights w = weights_of(type, all, inputs, rows % 2);
+    int64_t *places = has_places ? memory(rows * sizeof *places) : NULL;
+    double *wanted = numbers(rows * inputs);
+    for (long row = 0; row < rows; row++) {
+        if (places)
+            places[row] = below(all);
+        for (long i = 0; i < inputs; i++)
+            wanted[row * inputs + i] = weight(&w, inputs, places ? places[row] : first + row, i);
+    }
+    const struct unpacking u = {
+        .weights = &w, .places = places, .to = tensor(to_type, rows * inputs, 1), .first = first, .rows = rows,
+        .inputs = inputs, .type = to_type, .threads = threads, .set = set,
+    };
+    if (!unpack(&u))
+        fail("no memory");
+    compare("weight", to_type, to_type == FLOAT32 ? 1e-7 : 4e-3, u.to, wanted, rows * inputs);
+    free_all();
+}
+
 /* --- Products --- */
+
+/* Weights in one to three parts, which end anywhere. */
+static void pack(struct product *p, long rows)
+{
+    long left = rows, parts = 1 + below(rows < 3 ? rows : 3);
+    for (long i = 0; i < parts; i++) {
+        const long count = i == parts - 1 ? left : 1 + below(left - (parts - 1 - i));
+        int type = TYPES[below(5)];
+        while (p->inputs % FORMS[type].length)
+            type = TYPES[below(5)];
+        p->weights[i] = weights_of(type, count, p->inputs, below(2));
+        left -= count;
+    }
+}
 
 static struct product product_of(int type, int x_type, long inputs, long outputs, int has)
 {
     const long rows = outputs * (has & GATED ? 2 : 1);
-    struct product p = {.inputs = inputs, .outputs = outputs, .type = type, .is_gated = !!(has & GATED)};
-    p.epsilon = 1e-5f;
-    p.weight = tensor(type, rows * inputs, type == INT8 ? 127 : sqrt(3.0 / inputs));
-    p.scales = type == INT8 ? tensor(FLOAT32, rows, sqrt(3.0 / inputs) / 127) : NULL;
+    struct product p = {.inputs = inputs, .outputs = outputs, .is_gated = !!(has & GATED), .epsilon = 1e-5f};
+    if (type == PACKED && inputs % 32 == 0)
+        pack(&p, rows);
+    else
+        p.weights[0] = weights_of(type == PACKED ? x_type : type, rows, inputs, 0);
     p.bias = has & BIAS ? tensor(x_type, rows, 1) : NULL;
     p.norm = has & NORM ? tensor(x_type, inputs, 1) : NULL;
     if (has & DRAFT) {
@@ -202,7 +315,11 @@ static double *multiplied(
 {
     const long all = p->outputs * (1 + p->is_gated);
     double *y = numbers(rows * p->outputs), *sums = numbers(rows * all), *normed = numbers(p->inputs);
+    double *weights = numbers(all * p->inputs), *next = weights;
     const double *drafts = NULL;
+    for (const struct weights *w = p->weights; next < weights + all * p->inputs; w++)
+        for (long i = 0; i < w->count * p->inputs; i++)
+            *next++ = weight(w, p->inputs, i / p->inputs, i % p->inputs);
     if (p->down && is_text)
         drafts = multiplied(p->up, type, rows, kept(type, multiplied(p->down, type, rows, x, NULL, NULL), rows * RANK),
                             NULL, NULL);
@@ -214,8 +331,7 @@ static double *multiplied(
             normed[i] = x[row * p->inputs + i] * (p->norm ? value(type, p->norm, i) / sqrt(squares + p->epsilon) : 1);
         for (long output = 0; output < all; output++) {
             for (long i = 0; i < p->inputs; i++)
-                sum[output] += normed[i] * value(p->type, p->weight, output * p->inputs + i);
-            sum[output] *= p->scales ? p->scales[output] : 1;
+                sum[output] += normed[i] * weights[output * p->inputs + i];
             sum[output] += p->bias ? value(type, p->bias, output) : 0;
             sum[output] += added ? added[row * all + output] : 0;
             sum[output] += drafts && !is_text[row] ? drafts[row * all + output] : 0;
@@ -243,8 +359,9 @@ static void check_product(int set, int type, int x_type, long rows, long inputs,
     if (!multiply(&m))
         fail("no memory");
     double *in = in_double(x_type, x, rows * inputs), *more = added ? in_double(x_type, added, rows * all) : NULL;
-    compare("output", x_type, x_type == FLOAT32 ? 5e-6 : 1e-2, m.y, multiplied(&p, x_type, rows, in, more, m.is_text),
-            rows * outputs);
+    const double gates = added && has & GATED ? 10 : 1;  /* those of 100 enlarge differences of what they let through */
+    compare("output", x_type, gates * (x_type == FLOAT32 ? 5e-6 : 1e-2), m.y,
+            multiplied(&p, x_type, rows, in, more, m.is_text), rows * outputs);
     free_all();
 }
 
@@ -253,7 +370,7 @@ static void check_rows(int set, int type, long rows, long width, int is_gated)
 {
     snprintf(name, sizeof name, "%s, type %d, %ld rows of %ld, gated %d", set_name(set), type, rows, width, is_gated);
     const struct product p = {
-        .type = NO_WEIGHTS, .inputs = width, .outputs = width, .is_gated = is_gated, .epsilon = 1e-5f,
+        .weights = {{.type = NO_WEIGHTS}}, .inputs = width, .outputs = width, .is_gated = is_gated, .epsilon = 1e-5f,
         .norm = tensor(type, width, 1),
     };
     const long given = rows * width * (1 + is_gated);
@@ -395,6 +512,7 @@ static void check_layers(int set, int type, int x_type, struct shape s, int bias
              s.num_heads, s.num_key_heads, s.width, bias_kind, has_states, bits);
     const long rows = s.batch * s.queries, all = s.num_heads + 2 * s.num_key_heads, of_heads = s.num_heads * s.width;
     const long count = s.batch * s.num_key_heads * s.entries * s.width, draft = bits & 4 ? DRAFT : 0;
+    const long hidden = type == PACKED ? 256 : 100, inner = type == PACKED ? 96 : 70;
     const long before = has_states && bits & 8 ? s.width : s.entries * s.width;  /* [.., entries, heads, ..] */
     const long between = has_states && bits & 8 ? s.num_key_heads * s.width : s.width;
     struct layer layers[LAYERS];
@@ -403,10 +521,10 @@ static void check_layers(int set, int type, int x_type, struct shape s, int bias
     int64_t lengths[MOST_ROWS];
     for (int i = 0; i < LAYERS; i++) {
         layers[i] = (struct layer){
-            .query_key_value = product_of(type, x_type, HIDDEN, all * s.width, NORM | BIAS | draft),
-            .output = product_of(type, x_type, of_heads, HIDDEN, draft),
-            .gate_up = product_of(type, x_type, HIDDEN, INNER, NORM | GATED | draft),
-            .down = product_of(type, x_type, INNER, HIDDEN, draft),
+            .query_key_value = product_of(type, x_type, hidden, all * s.width, NORM | BIAS | draft),
+            .output = product_of(type, x_type, of_heads, hidden, draft),
+            .gate_up = product_of(type, x_type, hidden, inner, NORM | GATED | draft),
+            .down = product_of(type, x_type, inner, hidden, draft),
             .query_norm = bits & 1 ? tensor(x_type, s.width, 2) : NULL,
             .key_norm = bits & 1 ? tensor(x_type, s.width, 2) : NULL,
             .query_epsilon = 1e-5f, .key_epsilon = 1e-6f,
@@ -416,7 +534,7 @@ static void check_layers(int set, int type, int x_type, struct shape s, int bias
         values[i] = in_double(x_type, states[i].values, count);
     }
     struct forward f = {
-        .layers = layers, .states = has_states ? states : NULL, .hidden = tensor(x_type, rows * HIDDEN, 1),
+        .layers = layers, .states = has_states ? states : NULL, .hidden = tensor(x_type, rows * hidden, 1),
         .cosines = tensor(x_type, rows * s.width, 1), .sines = tensor(x_type, rows * s.width, 1),
         .is_text = draft ? booleans(rows) : NULL, .lengths = has_states && bits & 2 ? lengths : NULL,
         .bias_strides = {s.queries * s.entries, s.entries},
@@ -444,7 +562,7 @@ static void check_layers(int set, int type, int x_type, struct shape s, int bias
         free_all();
         return;
     }
-    double *wanted = in_double(x_type, f.hidden, rows * HIDDEN);
+    double *wanted = in_double(x_type, f.hidden, rows * hidden);
     wanted = layered(&f, wanted, keys, values);
     const int stages[] = {PROJECT | (has_states ? STORE : 0), ATTEND, COMPLETE};
     for (int i = 0; bits & 16 && i < 3 * LAYERS; i++) {
@@ -460,7 +578,7 @@ static void check_layers(int set, int type, int x_type, struct shape s, int bias
     if (!(bits & 16) && !forward(&f))
         fail("no memory");
     const double limit = x_type == FLOAT32 ? 5e-5 : 5e-2;
-    compare("hidden state", x_type, limit, f.hidden, wanted, rows * HIDDEN);
+    compare("hidden state", x_type, limit, f.hidden, wanted, rows * hidden);
     for (int i = 0; has_states && i < LAYERS; i++) {
         compare("key", x_type, limit, states[i].keys, keys[i], count);
         compare("value", x_type, limit, states[i].values, values[i], count);
@@ -470,7 +588,7 @@ static void check_layers(int set, int type, int x_type, struct shape s, int bias
 
 int main(int count, char **arguments)
 {
-    const int types[][2] = {{FLOAT32, FLOAT32}, {BFLOAT16, BFLOAT16}, {INT8, FLOAT32}, {INT8, BFLOAT16}};
+    const int types[][2] = {{FLOAT32, FLOAT32}, {BFLOAT16, BFLOAT16}, {PACKED, FLOAT32}, {PACKED, BFLOAT16}};
     const long shapes[][2] = {{1, 1}, {5, 3}, {33, 100}, {100, 33}, {64, 64}, {17, 150}, {256, 130}};
     const long rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 17, 32, 64};
     const struct shape of_layers[] = {
@@ -487,9 +605,13 @@ int main(int count, char **arguments)
     for (int set = 0; set_name(set); set++) {
         if (!*set_name(set))
             continue;
-        for (int i = 0; i < 4 * 7 * 10; i += step, number++)
-            check_product(set, types[i % 4][0], types[i % 4][1], rows[i / 28], shapes[i / 4 % 7][0],
+        for (int i = 0; i < 4 * 7 * 10; i += step, number++) {
+            const long inputs = shapes[i / 4 % 7][0], whole = (inputs + 31) / 32 * 32;
+            check_product(set, types[i % 4][0], types[i % 4][1], rows[i / 28], i % 4 < 2 ? inputs : whole,
                           shapes[i / 4 % 7][1], number * 7 % 32);
+        }
+        for (int i = 0; i < 5 * 2 * 2 * 6; i += step, number++)
+            check_unpacking(set, TYPES[i % 5], i / 5 % 2, rows[i / 20 + 3], i / 20 % 2 * 256 + 256, i / 10 % 2);
         for (int i = 0; i < 2 * 2 * 4; i += step, number++)
             check_rows(set, i % 2, rows[7 + i / 4] * 9, i / 4 * 32 + 32, i / 2 % 2);
         for (int i = 0; i < 4 * 15 * 3; i += step, number++) {

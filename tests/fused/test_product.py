@@ -1,6 +1,7 @@
 """Products of a few rows are those of float64, by each instruction set and by torch."""
 
 import os
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 import psutil
 import pytest
 import torch
+from gguf_files import random_blocks
 from helpers import CHECKPOINTS, REPOSITORY, load, run_python
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,7 @@ from torch import nn
 from torch.nn.functional import linear, silu
 
 from wedlm.fused import native, product
+from wedlm.fused.blocks import BLOCKS, Packed
 from wedlm.fused.product import MOST_ROWS, Product
 
 
@@ -42,14 +45,14 @@ class Case:
     bias: torch.Tensor | None = None
     added: torch.Tensor | None = None
     norm: nn.Module | None = None
-    scales: torch.Tensor | None = None
+    blocks: list[Packed] | None = None  # the same weights
     is_gated: bool = False
     draft: tuple[torch.Tensor, torch.Tensor] | None = None
     is_text: torch.Tensor | None = None
 
     def product(self):
         draft = None if self.draft is None else (Product(self.draft[0], norm=self.norm), Product(self.draft[1]))
-        return Product(self.weight, self.bias, self.norm, self.is_gated, self.scales, draft)
+        return Product(self.blocks or self.weight, self.bias, self.norm, self.is_gated, draft)
 
     def run(self, of=None):
         return (of or self.product())(self.x, self.added, self.is_text)
@@ -69,7 +72,7 @@ class Case:
         x = self.x.double()
         if self.norm is not None:
             x = x / (x.pow(2).mean(-1, keepdim=True) + self.norm.variance_epsilon).sqrt() * self.norm.weight.double()
-        weight = self.weight.double() if self.scales is None else self.weight.double() * self.scales[:, None].double()
+        weight = self.weight.double()
         y, bound = x @ weight.T, accuracy * (x.abs() @ weight.abs().T)
         for more in (self.bias, self.added):
             if more is not None:
@@ -100,11 +103,15 @@ def make(seed, rows, inputs, outputs, dtype=torch.float32, has=()):
     """A random case, with the parts that `has` names."""
     torch.manual_seed(seed)
     sums = outputs * (2 if "gate" in has else 1)
+    if "blocks" in has:
+        types = random.Random(seed).sample(list(BLOCKS), sums // outputs)
+        inputs += -inputs % max(32, *(BLOCKS[type].length for type in types))
     case = Case(normal(rows, inputs, dtype=dtype), normal(sums, inputs, dtype=dtype, std=inputs**-0.5))
     case.is_gated = "gate" in has
-    if "int8" in has:
-        case.weight = torch.randint(-127, 128, (sums, inputs), dtype=torch.int8)
-        case.scales = torch.rand(sums) / inputs**0.5 / 70
+    if "blocks" in has:
+        order = torch.randperm(outputs).int() if seed % 2 else None
+        case.blocks = [Packed(random_blocks(type, outputs, inputs, seed), type, order) for type in types]
+        case.weight = torch.cat([part.numbers(torch.float32, slice(None)) for part in case.blocks])
     if "bias" in has:
         case.bias = normal(sums, dtype=dtype)
     if "added" in has:
@@ -119,7 +126,7 @@ def make(seed, rows, inputs, outputs, dtype=torch.float32, has=()):
     return case
 
 
-parts = st.sets(st.sampled_from(["gate", "int8", "bias", "added", "norm", "draft"]))
+parts = st.sets(st.sampled_from(["gate", "blocks", "bias", "added", "norm", "draft"]))
 widths = st.one_of(st.integers(1, 200), st.sampled_from([32, 64, 160]))
 shapes = st.tuples(st.integers(1, MOST_ROWS + 9), widths, st.one_of(st.integers(1, 100), st.sampled_from([32, 64])))
 cases = st.builds(
@@ -140,7 +147,7 @@ def test_a_product_is_that_of_float64(name, case):
 
 
 @pytest.mark.parametrize("takes_onednn", [True, False], ids=["oneDNN", "torch"])
-@pytest.mark.parametrize("has", [(), ("bias", "added"), ("gate", "norm"), ("int8", "norm", "draft")], ids=str)
+@pytest.mark.parametrize("has", [(), ("bias", "added"), ("gate", "norm"), ("blocks", "norm", "draft")], ids=str)
 def test_many_rows_are_those_of_float64(takes_onednn, has, monkeypatch):
     monkeypatch.setattr(product, "TAKES_ONEDNN", takes_onednn)
     case = make(0, 3 * MOST_ROWS, 40, 30, has=has)
@@ -150,8 +157,8 @@ def test_many_rows_are_those_of_float64(takes_onednn, has, monkeypatch):
         assert case.product()(case.x[:0], None if case.added is None else case.added[:0]).shape == (0, 30)
     if case.draft is None:
         x = case.x.requires_grad_()
-        product.linear_of_many(x, case.weight.float()).sum().backward()
-        torch.testing.assert_close(x.grad[0], case.weight.float().sum(0))
+        product.linear_of_many(x, case.weight).sum().backward()
+        torch.testing.assert_close(x.grad[0], case.weight.sum(0))
 
 
 @each_compiled_set
@@ -167,8 +174,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(name, case, data):
 @given(few_rows, st.data())
 @property_settings(60, deadline=None)
 def test_what_is_not_finite_stays_so_in_its_row_and_column(name, case, data):
-    for values in (case.x, case.weight, case.bias, case.added):
-        if values is not None and values.is_floating_point() and data.draw(st.booleans()):
+    for values in (case.x, case.weight if case.blocks is None else None, case.bias, case.added):
+        if values is not None and data.draw(st.booleans()):
             values.view(-1)[data.draw(st.integers(0, values.numel() - 1))] = data.draw(st.sampled_from(NOT_FINITE))
     with multiplied_by(name), torch.no_grad():
         got, (wanted, _) = case.run(), case.in_float64()
@@ -198,8 +205,8 @@ def test_results_are_rounded_to_bfloat16_as_torch_rounds(name):
     sizes = 10 ** torch.linspace(-44, 38, 200)
     numbers = torch.cat([ties, torch.randn(500), sizes, torch.tensor([3.4e38, *NOT_FINITE]), other_nans])
     with multiplied_by(name):
-        one = Product(torch.ones(len(numbers), 1, dtype=torch.int8), scales=numbers)
-        got = one(torch.ones(1, 1, dtype=torch.bfloat16))
+        weight = torch.cat([numbers[:, None], torch.zeros(len(numbers), 31)], dim=1)
+        got = Product([Packed(weight.view(torch.uint8), "F32")])(torch.ones(1, 32, dtype=torch.bfloat16))
     torch.testing.assert_close(got[0], numbers.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -311,9 +318,11 @@ def test_a_product_reads_its_tensors_and_nothing_else(name, place, case):
     """Otherwise the process ends here."""
     with multiplied_by(name), torch.no_grad():
         wanted = case.run()
-        for part in ("x", "weight", "bias", "added", "scales", "is_text"):
+        for part in ("x", "weight", "bias", "added", "is_text"):
             if (tensor := getattr(case, part)) is not None:
                 setattr(case, part, at_a_forbidden_page(tensor, place))
+        if case.blocks is not None:
+            case.blocks = [part._replace(rows=at_a_forbidden_page(part.rows, place)) for part in case.blocks]
         if case.norm is not None:
             case.norm.weight = nn.Parameter(at_a_forbidden_page(case.norm.weight.detach(), place))
         if case.draft is not None:
@@ -377,7 +386,7 @@ def test_installed_without_a_compiler_torch_multiplies(tmp_path):
 
 # --- Products in compiled code ---
 
-EXTRAS = [("int8", "bias"), ("gate", "norm", "draft", "bias", "added")]
+EXTRAS = [("bias",), ("gate", "norm", "draft", "bias", "added")]
 
 
 @pytest.mark.parametrize("name", [*COMPILED[:1], "torch"])

@@ -1,4 +1,4 @@
-"""Loads a GGUF file as a model of transformers: config and tokenizer by transformers' own reader, weights in blocks."""
+"""Loads a GGUF file as a model of transformers, whose weights stay in blocks."""
 
 import os
 import threading
@@ -44,8 +44,8 @@ def load_gguf(
     Args:
         name (`str` or `os.PathLike`): The path of a file, or one on the Hub as OWNER/NAME/FILE.gguf.
         gguf_file (`str`, *optional*): The name of the file, where `name` is its folder or repository.
-        dtype (`str` or `torch.dtype`, *optional*, defaults to `"float32"`): The dtype of activations, norms and biases,
-            float32 or bfloat16.
+        dtype (`str` or `torch.dtype`, *optional*, defaults to `"float32"`): The dtype of activations, norms and
+            biases, float32 or bfloat16.
 
     Raises:
         `CheckpointError`: whatever is in the way, as one sentence with the remedy.
@@ -56,11 +56,11 @@ def load_gguf(
     file = opened(gguf_path(name, gguf_file))
     config, tokenizer = read_config(file), read_tokenizer(file)
     model = without_weights(config, dtype)
+    model.generation_config = GenerationConfig.from_model_config(config)
     try:
         fuse(model, weights=file)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    model.generation_config = GenerationConfig.from_model_config(config)
     ends = [token for token in map(file.value, ENDS) if token is not None]
     model.generation_config.eos_token_id = list(dict.fromkeys(ends)) or None
     return model.eval(), tokenizer
@@ -111,6 +111,9 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     with read_by(file, without=OF_TOKENIZERS):
         config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
     config._name_or_path = str(file.path)  # that adapters record
+    width = file.value(f"{file.value('general.architecture')}.attention.key_length")
+    if width is not None:  # of Qwen3 transformers does not read it
+        config.head_dim = width
     return config
 
 

@@ -48,7 +48,9 @@ def gguf_path(name: str | os.PathLike, gguf_file: str | None = None) -> Path:
         return path
     match = re.fullmatch(rf"({HUB_NAME})/(.+)", str(name) if gguf_file is None else f"{name}/{gguf_file}")
     if match is None or Path(name).exists():
-        raise CheckpointError(f"{path} is no file; give the path of a GGUF file, or a name on the Hub as OWNER/NAME/FILE.gguf.")
+        raise CheckpointError(
+            f"{path} is no file; give the path of a GGUF file, or a name on the Hub as OWNER/NAME/FILE.gguf."
+        )
     repository, file = match.groups()
     try:
         return Path(hf_hub_download(repository, file))
@@ -68,8 +70,7 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     if is_gguf(name):
         raise CheckpointError(
             f"{name} is a GGUF file, which `wedlm generate`, `chat`, `compare`, `trace`, `serve`, `eval`, `tune` and "
-            "`info` take; give the folder of a checkpoint, such as `wedlm.unfuse(model).save_pretrained(FOLDER)` writes "
-            "of it."
+            "`info` take; give the folder of a checkpoint, as `wedlm.unfuse(model).save_pretrained(FOLDER)` writes one."
         )
     if Path(name).exists():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint.")
@@ -83,9 +84,9 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
 
 
 def wedlm_folder(name: str | os.PathLike, with_weights: bool, or_stock: bool = False) -> Path:
-    """Returns the folder of a WeDLM checkpoint, or with `or_stock` of another one or a GGUF file, if it can be loaded.
+    """Returns the folder of a WeDLM checkpoint, with `or_stock` that of another one or a GGUF file.
 
-    A draft adapter stands for its base. Weights are downloaded after all else is checked.
+    What cannot be loaded is refused. A draft adapter stands for its base. Weights are downloaded after all else is checked.
     """
     name = checkpoint_of(name)
     if is_gguf(name) and or_stock:

@@ -73,8 +73,8 @@ def tune(
     if chosen is None:
         return
     if is_gguf(model):
-        given = [f"--{name.replace('_', '-')} {value:.4g}" if type(value) is float else f"--{name.replace('_', '-')} {value}" for name, value in chosen.items() if value is not None]
-        print(f"A GGUF file has no {GENERATION_FILE}; pass {' '.join(given)}.", file=sys.stderr)
+        options = [f"--{name.replace('_', '-')} {value}" for name, value in chosen.items() if value is not None]
+        print(f"A GGUF file has no {GENERATION_FILE}; pass {' '.join(options)}.", file=sys.stderr)
         return
     if dry_run:
         print(f"Not written into {model / GENERATION_FILE} (--dry-run).", file=sys.stderr)

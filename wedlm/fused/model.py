@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, logging
 from wedlm.fused.gguf_file import GgufFile
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
 from wedlm.fused.native import SET, described_product
-from wedlm.fused.packed import PackedLinear, PackedWeight, refuse_saving
+from wedlm.fused.packed import PackedWeight, refuse_saving
 from wedlm.fused.packing import check_rounding, own_linears, pack, rounded, unpack
 from wedlm.fused.product import Product, normed
 from wedlm.fused.stack import Layers, stacked_forward
@@ -19,6 +19,7 @@ from wedlm.fused.stack import Layers, stacked_forward
 logger = logging.get_logger(__name__)
 
 
+QUERY_COST = 0.2  # of one more query where weights are in blocks, which a forward of one reads in little time
 ROUNDED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")  # what gguf's own quantizer makes
 
 
@@ -48,6 +49,10 @@ def fuse(model: nn.Module, weights: str | os.PathLike | GgufFile | None = None) 
         round_weights(model, owner, str(weights))
     elif weights is not None:
         pack(owner, opened(weights))
+    generation_config = getattr(owner, "generation_config", None)
+    if weights is not None and generation_config is not None:
+        if getattr(generation_config, "query_cost", None) is None:
+            generation_config.query_cost = QUERY_COST
     for name, layer in decoder_layers(model):
         if (reason := why_not_fused(layer)) is None:
             layer.fused, layer.forward = FusedLayer(layer), partial(fused_forward, layer)
@@ -59,7 +64,7 @@ def fuse(model: nn.Module, weights: str | os.PathLike | GgufFile | None = None) 
             decoder.forward = partial(stacked_forward, decoder)
             if hasattr(decoder.norm, "variance_epsilon"):
                 decoder.norm.forward = partial(fused_norm, decoder.norm)
-    for reason, names in left.items():
+    for reason, names in left.items() if weights is None else ():
         logger.warning(f"{names[0]} stays as it is ({len(names)} such layers in all): {reason}.")
     if next(decoder_layers(model), None) is None:
         logger.warning(f"{type(model).__name__} stays as it is: it has no decoder layers of a known form.")
@@ -76,8 +81,8 @@ def opened(weights: str | os.PathLike | GgufFile) -> GgufFile:
         return weights
     if not Path(weights).exists():
         raise ValueError(
-            f"weights={str(weights)!r} is neither a GGUF file here nor one of {', '.join(ROUNDED)}; pass one, or leave "
-            "it out to keep the weights."
+            f"weights={str(weights)!r} is neither a GGUF file here nor one of {', '.join(ROUNDED)}; pass one of them, "
+            "or leave it out to keep the weights."
         )
     return GgufFile(weights)
 
@@ -85,10 +90,7 @@ def opened(weights: str | os.PathLike | GgufFile) -> GgufFile:
 def round_weights(model: nn.Module, owner: nn.Module, weights: str) -> None:
     """Rounds the weights of the linear layers of layers that can be fused, and of the head."""
     linears = [
-        each
-        for _, layer in decoder_layers(model)
-        if why_not_fused(layer) is None
-        for each in own_linears(layer)
+        each for _, layer in decoder_layers(model) if why_not_fused(layer) is None for each in own_linears(layer)
     ]
     head = owner.get_output_embeddings()
     if type(head) is nn.Linear:
@@ -118,6 +120,9 @@ def unfuse(model: nn.Module) -> nn.Module:
     if head is not None and isinstance(vars(head).get("forward"), partial):
         del head.forward
     unpack(owner)
+    generation_config = getattr(owner, "generation_config", None)
+    if getattr(generation_config, "query_cost", None) == QUERY_COST:
+        generation_config.query_cost = None
     return model
 
 

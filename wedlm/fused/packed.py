@@ -14,7 +14,9 @@ class PackedWeight(nn.Module):
         self.type = packed.type
         self.register_buffer("weight", packed.rows)
         self.register_buffer("order", packed.order)
-        plain.weight = nn.Parameter(torch.empty(len(packed.rows), packed.inputs, device="meta"), plain.weight.requires_grad)
+        plain.weight = nn.Parameter(
+            torch.empty(len(packed.rows), packed.inputs, device="meta"), plain.weight.requires_grad
+        )
         self.plain = [plain]  # no module of this one
         self.train(plain.training)
 

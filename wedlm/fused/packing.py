@@ -77,7 +77,9 @@ def parts_of(model: PreTrainedModel, file: GgufFile) -> list[Part]:
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if hasattr(module, "base_layer"):
-            raise ValueError("This model has an adapter already; give it the weights of a file first, and then the adapter.")
+            raise ValueError(
+                "This model has an adapter already; give it the weights of a file first, and then the adapter."
+            )
         if not isinstance(weight, torch.Tensor):
             continue
         tensor = named.pop(f"{name}.weight", None)
@@ -161,8 +163,7 @@ def check_rounding(linears: list[nn.Linear], weights: str) -> str:
         import gguf  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            f"weights={weights!r} needs the package gguf ({error}); install it by `pip install gguf`, or leave weights "
-            "out."
+            f"weights={weights!r} needs the package gguf ({error}); install it by `pip install gguf`, or leave it out."
         ) from error
     type = weights.upper()
     for linear in linears:

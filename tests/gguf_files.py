@@ -44,8 +44,8 @@ def shapes_of(family, tied):
         shapes["output.weight"] = len(TOKENS), HIDDEN
     of_layer = {
         "attn_norm": (HIDDEN,), "attn_q": (queries, HIDDEN), "attn_k": (keys, HIDDEN), "attn_v": (keys, HIDDEN),
-        "attn_output": (HIDDEN, queries), "ffn_norm": (HIDDEN,), "ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN),
-        "ffn_down": (HIDDEN, INNER),
+        "attn_output": (HIDDEN, queries), "ffn_norm": (HIDDEN,), "ffn_gate": (INNER, HIDDEN),
+        "ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER),
     }  # fmt: skip
     if family in ("qwen3", "gemma3"):
         of_layer |= {"attn_q_norm": (width,), "attn_k_norm": (width,)}

@@ -1,5 +1,6 @@
 """Loads a GGUF file as a model of transformers, whose weights stay in blocks."""
 
+import copy
 import os
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 from transformers import (
+    ROPE_INIT_FUNCTIONS,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -24,9 +26,16 @@ from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.resolve import gguf_path
 from wedlm.fused.gguf_file import GgufFile, TensorInfo, Value, check_architecture
 from wedlm.fused.model import fuse
+from wedlm.fused.packing import ROPE_FACTORS
+from wedlm.generation.parameters import is_count
 
 READING = threading.Lock()  # one at a time puts its reader in the place of gguf's
 OF_TOKENIZERS = tuple(f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "merges"))  # long arrays
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+COUNTS = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings", "sliding_window",
+)  # fmt: skip
 ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
@@ -55,14 +64,15 @@ def load_gguf(
         raise CheckpointError(f"dtype={dtype!r} is not one of float32 and bfloat16; pass one of them.")
     file = opened(gguf_path(name, gguf_file))
     config, tokenizer = read_config(file), read_tokenizer(file)
-    model = without_weights(config, dtype)
-    model.generation_config = GenerationConfig.from_model_config(config)
+    with as_sentence(f"transformers makes no model of the config of {file.path}"):
+        model = without_weights(config, dtype)
+        model.generation_config = GenerationConfig.from_model_config(config)
+        ends = [int(token) for token in map(file.value, ENDS) if token is not None]
+        model.generation_config.eos_token_id = list(dict.fromkeys(ends)) or None
     try:
         fuse(model, weights=file)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
-    ends = [token for token in map(file.value, ENDS) if token is not None]
-    model.generation_config.eos_token_id = list(dict.fromkeys(ends)) or None
     return model.eval(), tokenizer
 
 
@@ -83,28 +93,38 @@ class Reader(NamedTuple):
 
 
 @contextmanager
+def as_sentence(what: str) -> Iterator[None]:
+    """Makes a sentence of whatever transformers raises, since wrong values raise errors of many kinds."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{what} ({type(error).__name__}: {one_line(error)}); download it again, or give another."
+        ) from error
+
+
+@contextmanager
 def read_by(file: GgufFile, without: tuple[str, ...] = ()) -> Iterator[None]:
-    """Lets transformers read this file, for which it imports gguf's reader; any error becomes a sentence."""
+    """Lets transformers read this file, for which it imports gguf's reader."""
     try:
         import gguf
     except ImportError as error:
         raise CheckpointError(
             f"Loading {file.path} needs the package gguf ({error}); install it by `pip install gguf`."
         ) from error
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        fields = {name: value for name, value in file.fields.items() if name not in without}
-        reader = Reader(fields, list(file.tensors.values()))
-        with READING, patch.object(gguf, "GGUFReader", lambda *args, **kwargs: reader):
-            yield
-    except Exception as error:  # wrong values raise errors of many kinds
-        raise CheckpointError(
-            f"transformers cannot read the config and the tokenizer of {file.path} ({type(error).__name__}: "
-            f"{one_line(error)}); download it again, or give another."
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
+    reader = Reader(
+        {name: value for name, value in file.fields.items() if name not in without}, list(file.tensors.values())
+    )
+    with READING, as_sentence(f"transformers cannot read the config and the tokenizer of {file.path}"):
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()
+        try:
+            with patch.object(gguf, "GGUFReader", lambda *args, **kwargs: reader):
+                yield
+        finally:
+            logging.set_verbosity(verbosity)
 
 
 def read_config(file: GgufFile) -> PreTrainedConfig:
@@ -114,7 +134,36 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     width = file.value(f"{file.value('general.architecture')}.attention.key_length")
     if width is not None:  # of Qwen3 transformers does not read it
         config.head_dim = width
+    for name in COUNTS:
+        if (value := getattr(config, name, None)) is not None and not is_count(value):
+            raise CheckpointError(f"{name}={value!r} in {file.path} is no number of 1 or more; download it again.")
+    blocks = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if len(blocks) != config.num_hidden_layers:  # or transformers would make millions, in minutes
+        raise CheckpointError(
+            f"{file.path} has tensors of {len(blocks)} layers, and by its header {config.num_hidden_layers}; download "
+            "it again."
+        )
+    if ROPE_FACTORS in file.tensors:
+        config.rope_parameters = llama3_rope(config, file)
     return config
+
+
+def llama3_rope(config: PreTrainedConfig, file: GgufFile) -> dict:
+    """The parameters of positions that make the factors in a file, which says nothing else of them."""
+    info = file.tensors[ROPE_FACTORS]
+    factors = file.rows(info).view(torch.float32) if info.type.name == "F32" else torch.ones(1)
+    parameters = {"rope_type": "llama3", "rope_theta": config.rope_parameters["rope_theta"], **LLAMA3}
+    candidate = copy.deepcopy(config)
+    with as_sentence(f"transformers makes no positions of {ROPE_FACTORS} in {file.path}"):
+        candidate.rope_parameters = parameters | {"factor": factors.max().item()}
+        frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](candidate)
+        exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
+        expected = parameters["rope_theta"] ** -exponents / frequencies
+    if expected.shape != factors.shape or not torch.allclose(expected, factors, rtol=1e-3):
+        raise CheckpointError(
+            f"{ROPE_FACTORS} of {file.path} has factors that are no Llama 3's; load the model from its own checkpoint."
+        )
+    return candidate.rope_parameters
 
 
 def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:

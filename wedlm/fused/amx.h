@@ -29,7 +29,7 @@ static AMX void arrange_amx(const struct job *job, char *arranged)
     }
 }
 
-/* out[row * TILE + i] = the sum of row `row` and output `first` + i, for up to two tiles of outputs and two of
+/* out[row * SUMS_APART + i] = the sum of row `row` and output `first` + i, for up to two tiles of outputs and two of
  * rows, from that of number `block` on.
  */
 static AMX void sum_tiles(const struct job *job, long first, long count, long block, float *out)
@@ -68,7 +68,7 @@ static AMX void sum_tiles(const struct job *job, long first, long count, long bl
     for (long i = 0; i < count; i++) {
         const long start = starts[i / SIDE], shift = start + SIDE <= total ? 0 : start + SIDE - total;
         for (long row = 0; row < rows && shift + i % SIDE < SIDE; row++)
-            out[(block * SIDE + row) * TILE + i] = sums[row / SIDE][i / SIDE][shift + i % SIDE][row % SIDE];
+            out[(block * SIDE + row) * SUMS_APART + i] = sums[row / SIDE][i / SIDE][shift + i % SIDE][row % SIDE];
     }
 }
 

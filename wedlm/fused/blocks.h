@@ -264,15 +264,14 @@ static TARGET void NAME(unpack)(
 #undef CASE
 }
 
-/* As `sum`, of weights in blocks. */
-static TARGET void NAME(sum_of_blocks)(const struct job *job, long first, long count, float *sums)
+/* As `sum`, of weights in blocks that lie one below the other. */
+static INLINE TARGET void NAME(sum_of_part)(
+    const struct job *job, const struct weights *w, long first, long count, float *sums)
 {
-    const struct weights *w = job->product->weights;
     const long inputs = job->product->inputs, apart = (count + 3) / 4;
     const long blocks = (job->rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
+    const int rows = job->rows <= DIRECT_ROWS(w->type) ? job->rows : 0;
     const char *kept[4];
-    for (; first >= w->count; w++)
-        first -= w->count;
     for (int o = 0; o < 4; o++)
         kept[o] = (const char *)(job->kept + o * inputs);
     for (long i = 0; i < apart; i++) {
@@ -285,9 +284,8 @@ static TARGET void NAME(sum_of_blocks)(const struct job *job, long first, long c
             from[o] = row_of(w, place, inputs);
             later[o] = row_of(w, next < w->count ? next : w->count - 1, inputs) - from[o];
         }
-        const int rows = job->rows <= DIRECT_ROWS(w->type) ? job->rows : 0;
         NAME(unpack)(w->type, rows, from, later, inputs, job->arranged, job->row_bytes, some, job->kept);
-#define CASE(n) case n: NAME(add_up)(n, some, sums + i, TILE, apart); break;
+#define CASE(n) case n: NAME(add_up)(n, some, sums + i, SUMS_APART, apart); break;
         switch (rows) {
         CASES
         }
@@ -297,13 +295,25 @@ static TARGET void NAME(sum_of_blocks)(const struct job *job, long first, long c
 #define CASE(n) \
     case n: \
         NAME(block)(FLOATS, n, kept, 0, 0, inputs, job->arranged + row * job->row_bytes, job->row_bytes, \
-                    sums + row * TILE + i, TILE, apart); \
+                    sums + row * SUMS_APART + i, SUMS_APART, apart); \
         break;
             switch (job->rows * (b + 1) / blocks - row) {
             CASES
             }
 #undef CASE
         }
+    }
+}
+
+static TARGET void NAME(sum_of_blocks)(const struct job *job, long first, long count, float *sums)
+{
+    const struct weights *w = job->product->weights;
+    for (; first >= w->count; w++)
+        first -= w->count;
+    for (; count > 0; w++, first = 0) {
+        const long here = count < w->count - first ? count : w->count - first;
+        NAME(sum_of_part)(job, w, first, here, sums);
+        sums += here, count -= here;
     }
 }
 

@@ -51,19 +51,20 @@ class Packed(NamedTuple):
             first, number, indices = 0, len(places), places.to("cpu", torch.int64).contiguous()
             if number and not 0 <= indices.min() <= indices.max() < len(self.rows):
                 raise IndexError(f"An index is not one of {len(self.rows)} rows.")
+        if number == 0:
+            return torch.empty(0, self.inputs, dtype=dtype)
         if not self.is_for_c():
             return self.numbers_by_gguf(dtype, places if indices is None else indices)
         of_kernel = dtype if dtype in TYPES else torch.float32
         numbers = torch.empty(number, self.inputs, dtype=of_kernel)
         described = self.described()
-        if numbers.numel():
-            native.unpack(
-                native.Unpacking(
-                    weights=native.addressof(described), places=0 if indices is None else indices.data_ptr(),
-                    to=numbers.data_ptr(), first=first, rows=number, inputs=self.inputs, type=TYPES[of_kernel],
-                    threads=torch.get_num_threads(), set=native.NUMBER,
-                )
-            )  # fmt: skip
+        native.unpack(
+            native.Unpacking(
+                weights=native.addressof(described), places=0 if indices is None else indices.data_ptr(),
+                to=numbers.data_ptr(), first=first, rows=number, inputs=self.inputs, type=TYPES[of_kernel],
+                threads=torch.get_num_threads(), set=native.NUMBER,
+            )
+        )  # fmt: skip
         return numbers.to(dtype)
 
     def numbers_by_gguf(self, dtype: torch.dtype, places: slice | torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ NUMBERS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"
 }  # fmt: skip
 STRING, ARRAY = 8, 9
+MOST_LETTERS = 200  # of a name
 MOST_ENTRIES = 2**22  # of an array, which takes many times its bytes in Python
 
 
@@ -114,7 +115,7 @@ def check_architecture(file: GgufFile) -> str:
     architecture = file.value("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ValueError(
-            f"{file.path} is of the architecture {architecture!r}, and those of {', '.join(ARCHITECTURES.values())} "
+            f"{file.path} is of the architecture {repr(architecture)[:MOST_LETTERS]}, and those of {', '.join(ARCHITECTURES.values())} "
             "are known; load it with transformers."
         )
     return architecture
@@ -143,7 +144,7 @@ class Header:
         num_tensors, num_values = self.numbers("<Q", 2)
         fields: dict[str, Value] = {}
         for _ in range(num_values):
-            name = self.text("the name of a value")
+            name = self.name("the name of a value")
             (kind,) = self.numbers("<I", 1)
             fields[name] = self.value(name, kind)
         (alignment,) = fields[ALIGNMENT].parts[0] if ALIGNMENT in fields else (32,)
@@ -174,6 +175,12 @@ class Header:
         except UnicodeDecodeError:
             raise HeaderError(f"{what} is no text") from None
 
+    def name(self, what: str) -> str:
+        name = self.text(what)
+        if len(name) > MOST_LETTERS or not name.isprintable():
+            raise HeaderError(f"{what} is no name")
+        return name
+
     def value(self, name: str, kind: int) -> Value:
         if kind == ARRAY:
             of, number = *self.numbers("<I", 1), *self.numbers("<Q", 1)
@@ -190,7 +197,7 @@ class Header:
         return [self.text(name).encode() for _ in range(number)]
 
     def tensor(self) -> TensorInfo:
-        name = self.text("the name of a tensor")
+        name = self.name("the name of a tensor")
         (num_sizes,) = self.numbers("<I", 1)
         if not 1 <= num_sizes <= 4:
             raise HeaderError(f"its tensor {name} has {num_sizes} dimensions")

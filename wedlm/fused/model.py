@@ -12,7 +12,7 @@ from wedlm.fused.gguf_file import GgufFile
 from wedlm.fused.layer import FusedLayer, fused_forward, why_not_fused
 from wedlm.fused.native import SET, described_product
 from wedlm.fused.packed import PackedWeight, refuse_saving
-from wedlm.fused.packing import check_rounding, own_linears, pack, rounded, unpack
+from wedlm.fused.packing import check_rounding, own_linears, pack, refuse_blocks, rounded, unpack
 from wedlm.fused.product import Product, normed
 from wedlm.fused.stack import Layers, stacked_forward
 
@@ -89,6 +89,7 @@ def opened(weights: str | os.PathLike | GgufFile) -> GgufFile:
 
 def round_weights(model: nn.Module, owner: nn.Module, weights: str) -> None:
     """Rounds the weights of the linear layers of layers that can be fused, and of the head."""
+    refuse_blocks(owner)
     linears = [
         each for _, layer in decoder_layers(model) if why_not_fused(layer) is None for each in own_linears(layer)
     ]

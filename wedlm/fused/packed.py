@@ -83,7 +83,7 @@ class PackedEmbedding(PackedWeight, nn.Embedding):
         return (torch.stack(sums).sum(0) / self.num_embeddings).to(self.like.dtype)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        numbers = self.packed.numbers(self.like.dtype, input_ids.flatten()).view(*input_ids.shape, -1)
+        numbers = self.packed.numbers(self.like.dtype, input_ids.flatten()).view(*input_ids.shape, self.embedding_dim)
         return numbers if self.embed_scale is None else numbers * self.embed_scale.to(numbers.dtype)
 
 

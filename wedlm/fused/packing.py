@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from wedlm.fused.blocks import BLOCKS, Packed
 from wedlm.fused.gguf_file import GgufFile, check_architecture
-from wedlm.fused.packed import PackedEmbedding, PackedLinear, refuse_saving
+from wedlm.fused.packed import PackedEmbedding, PackedLinear, PackedWeight, refuse_saving
 
 # Names of a file's tensors, and of the modules that they belong to.
 MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -31,7 +31,7 @@ OF_GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-ROPE_FACTORS = "rope_freqs.weight"  # by which the frequencies of Llama 3 are divided
+ROPE_FACTORS = "rope_freqs.weight"  # of Llama 3, which the config of a model says
 
 
 class Part(NamedTuple):
@@ -49,8 +49,8 @@ def pack(model: PreTrainedModel, file: GgufFile) -> None:
     Raises:
         `ValueError`: before anything is changed, if file and model do not fit.
     """
-    parts, factors = parts_of(model, file), file.tensors.get(ROPE_FACTORS)
-    dtype = model.dtype
+    refuse_blocks(model)
+    parts, dtype = parts_of(model, file), model.dtype
     for part in parts:
         if isinstance(part.weight, torch.Tensor):
             part.module.weight = nn.Parameter(part.weight.to(dtype), requires_grad=part.module.weight.requires_grad)
@@ -62,9 +62,6 @@ def pack(model: PreTrainedModel, file: GgufFile) -> None:
         else:
             module = PackedLinear(part.weight, part.module)
         model.set_submodule(part.name, module)
-    if factors is not None:
-        rotary = model.base_model.rotary_emb
-        rotary.inv_freq = rotary.inv_freq / file.rows(factors).view(torch.float32)
     model.save_pretrained = refuse_saving  # before transformers writes the config
 
 
@@ -88,15 +85,20 @@ def parts_of(model: PreTrainedModel, file: GgufFile) -> list[Part]:
         if tensor is None:
             raise ValueError(f"{file.path} has no weights of {name}, which this model has; give the model's own file.")
         info = given[tensor]
-        if info.shape != tuple(shape_of(module)):
+        if info.shape != tuple(weight.shape):
             raise ValueError(
-                f"{tensor} of {file.path} is {list(info.shape)}, and {name} of this model {list(shape_of(module))}; "
+                f"{tensor} of {file.path} is {list(info.shape)}, and {name} of this model {list(weight.shape)}; "
                 "give the model's own file."
             )
         bias = named.pop(f"{name}.bias", None)
         if (bias is None) != (getattr(module, "bias", None) is None):
             where, what = ("this model", file.path) if bias is None else (file.path, "this model")
             raise ValueError(f"{name} has a bias in {where}, and none in {what}; give the model's own file.")
+        if bias is not None and given[bias].shape != info.shape[:1]:
+            raise ValueError(
+                f"{bias} of {file.path} is {list(given[bias].shape)}, and there are {info.shape[0]} outputs; give the "
+                "model's own file."
+            )
         if isinstance(module, nn.Linear | nn.Embedding):
             order = order_of(architecture, tensor, info.shape[0], model.config)
             value = Packed(file.rows(info), info.type.name, order)
@@ -120,12 +122,6 @@ def module_name(architecture: str, name: str) -> str:
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)", stem):
         return f"model.layers.{match[1]}.{of_layers.get(match[2], match[2])}.{kind}"
     return f"{MODULES.get(stem, stem)}.{kind}"
-
-
-def shape_of(module: nn.Module) -> tuple[int, ...]:
-    if isinstance(module, PackedLinear | PackedEmbedding):
-        return len(module.weight), module.packed.inputs
-    return tuple(module.weight.shape)
 
 
 def numbers_of(file: GgufFile, tensor: str) -> torch.Tensor:
@@ -155,6 +151,11 @@ def unpack(model: nn.Module) -> None:
                 known[key] = nn.Parameter(module.packed.numbers(dtype, slice(None)))
             model.set_submodule(name, module.plain_with(known[key]))
     vars(model).pop("save_pretrained", None)
+
+
+def refuse_blocks(model: nn.Module) -> None:
+    if any(isinstance(module, PackedWeight) for module in model.modules()):
+        raise ValueError("The weights of this model lie in blocks already; load the model anew, or unfuse it first.")
 
 
 def check_rounding(linears: list[nn.Linear], weights: str) -> str:

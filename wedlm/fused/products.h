@@ -227,14 +227,14 @@ static INLINE TARGET void NAME(store)(
     }
 }
 
-/* sums[row * TILE + i] = the product of row `row` with weights `first` + i, for up to TILE of them. */
+/* sums[row * SUMS_APART + i] = the product of row `row` with weights `first` + i, for up to TILE of them. */
 static TARGET void NAME(sum)(const struct job *job, long first, long count, float *sums)
 {
     const struct product *p = job->product;
     const long stride = p->inputs * SIZE(p->weights->type);
 #define DOTS(kind) \
     NAME(dots)(kind, p->weights->rows, stride, p->inputs, first, count, first + count - 1, job->rows, \
-               job->arranged, job->row_bytes, sums, TILE)
+               job->arranged, job->row_bytes, sums, SUMS_APART)
     switch (job->kind) {
     case FLOATS: DOTS(FLOATS); break;
     case SPLIT: DOTS(SPLIT); break;

@@ -15,6 +15,7 @@
 #define INLINE inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 16")
 #define TILE 64       /* outputs whose sums are kept before they are written */
+#define SUMS_APART 80 /* of two rows; behind the last sum of a row up to three more are written */
 #define MOST_SPAN 256 /* entries that are read at once */
 #define KEYS_APART (MOST_SPAN + 16)  /* of transposed keys; not a power of two, so that they do not evict each other */
 #define SIZE(type) ((type) == FLOAT32 ? 4 : 2)
@@ -113,7 +114,7 @@ static INLINE void complete(
 
 /* Computes `count` outputs from `first` on of a job, with functions for their sums, and for what becomes of them. */
 #define OUTPUTS(sum, store)                                                                             \
-    float sums[2][MOST_ROWS * TILE], draft_sums[MOST_ROWS * TILE];                                      \
+    float sums[2][MOST_ROWS * SUMS_APART], draft_sums[MOST_ROWS * SUMS_APART];                                      \
     const struct job *draft = job->draft;                                                               \
     const int is_gated = job->product->is_gated;                                                        \
     for (long output = first; output < first + count; output += TILE) {                                 \
@@ -125,12 +126,13 @@ static INLINE void complete(
                 sum(draft, from, n, draft_sums);                                                        \
             for (long row = 0; row < job->rows; row++) {                                                \
                 const float *added = draft && job->draft_rows[row] >= 0                                 \
-                    ? draft_sums + job->draft_rows[row] * TILE : NULL;                                  \
-                complete(job, row, from, n, sums[part] + row * TILE, added);                            \
+                    ? draft_sums + job->draft_rows[row] * SUMS_APART : NULL;                                  \
+                complete(job, row, from, n, sums[part] + row * SUMS_APART, added);                            \
             }                                                                                           \
         }                                                                                               \
         for (long row = 0; row < job->rows; row++)                                                      \
-            store(job, row, output, n, sums[0] + row * TILE, is_gated ? sums[1] + row * TILE : NULL);   \
+            store(job, row, output, n, sums[0] + row * SUMS_APART,                                      \
+                  is_gated ? sums[1] + row * SUMS_APART : NULL);                                        \
     }
 
 /* Adds the bias of a query to its scores of `count` entries from `start` on; what it does not see is -infinity. */

@@ -17,7 +17,7 @@ WITH_MASKS[0, 3], WITH_MASKS[1, 5:] = MASK, MASK
 def stock(family, **fields):
     """A tiny model of transformers' own class."""
     config_class, model_class = CLASSES[family]
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"num_hidden_layers": 2, "vocab_size": 160, "pad_token_id": PAD, "eos_token_id": EOS}
     torch.manual_seed(0)
     model = model_class(config_class(**{**sizes, **fields})).eval()

@@ -10,7 +10,7 @@ VOCABULARY, PAD, EOS = 60, 0, 2
 SHARED = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -25,7 +25,13 @@ QUESTION = Example("counting", "Which?", "a", "")
 def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys):
     results = run("fused", "--shape", "tiny", "--dtypes", "float32", "--repeats", 2)["results"]
     assert set(results["rows"]["float32"]) == {
-        "WeDLM", "fused", "fused, q8_0", "fused, q4_1", "floor", "floor, q8_0", "floor, q4_1"
+        "WeDLM",
+        "fused",
+        "fused, q8_0",
+        "fused, q4_1",
+        "floor",
+        "floor, q8_0",
+        "floor, q4_1",
     }
     printed, tables = capsys.readouterr().out, load_benchmark("fused").tables(results)
     assert tables.keys() == {"rows", "long", "prompts", "beside"} and all(each in printed for each in tables.values())

@@ -262,7 +262,7 @@ def test_weights_that_are_not_known_say_what_to_do(weights):
 
 def test_layers_without_whole_blocks_are_refused():
     message = "rounds 32 weights of a row at a time, and this model has a layer with 48 inputs; leave weights out"
-    assert_refused(tiny_model(), message, weights="q8_0")
+    assert_refused(tiny_model(intermediate_size=48), message, weights="q8_0")
 
 
 def test_without_the_package_gguf_rounding_says_what_to_install(monkeypatch):

@@ -37,9 +37,10 @@ ELSEWHERE = {
     "wedlm/fused/layer.py": {
         "_modules": "the modules by name, read in each forward, where getattr() takes too long",
         "_parameters": "the weights by name, read in each forward",
-        "_buffers": "int8 weights by name, read in each forward",
+        "_buffers": "weights in blocks by name, read in each forward",
         "_hf_hook": "accelerate has no other sign that it moves the weights of a module",
     },
+    "wedlm/fused/packed.py": {"_backward_cls": "torch gives it to every autograd.Function"},
     "wedlm/fused/model.py": {"_hf_hook": "accelerate has no other sign that it moves the weights of a module"},
     "training/dataset.py": {"_fingerprint": "datasets has no public name for it, and map() must know the source's"},
     "training/packing.py": {"_fingerprint": "datasets has no public name for it"},

@@ -130,7 +130,7 @@ def read_by(file: GgufFile, without: tuple[str, ...] = ()) -> Iterator[None]:
 def read_config(file: GgufFile) -> PreTrainedConfig:
     with read_by(file, without=OF_TOKENIZERS):
         config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
-    config._name_or_path = str(file.path)  # that adapters record
+    config.name_or_path = str(file.path)  # that adapters record
     width = file.value(f"{file.value('general.architecture')}.attention.key_length")
     if width is not None:  # of Qwen3 transformers does not read it
         config.head_dim = width

@@ -70,7 +70,7 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
     if is_gguf(name):
         raise CheckpointError(
             f"{name} is a GGUF file, which `wedlm generate`, `chat`, `compare`, `trace`, `serve`, `eval`, `tune` and "
-            "`info` take; give the folder of a checkpoint, as `wedlm.unfuse(model).save_pretrained(FOLDER)` writes one."
+            "`info` take; give the folder of a checkpoint, as `wedlm.unfuse(model).save_pretrained()` writes one."
         )
     if Path(name).exists():
         raise CheckpointError(f"{name} is a file; give the folder of a checkpoint.")
@@ -86,7 +86,7 @@ def checkpoint_folder(name: str | os.PathLike, with_weights: bool) -> Path:
 def wedlm_folder(name: str | os.PathLike, with_weights: bool, or_stock: bool = False) -> Path:
     """Returns the folder of a WeDLM checkpoint, with `or_stock` that of another one or a GGUF file.
 
-    What cannot be loaded is refused. A draft adapter stands for its base. Weights are downloaded after all else is checked.
+    A draft adapter stands for its base. What cannot be loaded is refused, and weights are downloaded after that.
     """
     name = checkpoint_of(name)
     if is_gguf(name) and or_stock:

@@ -6,6 +6,7 @@
 
 #define HAS_TABLE(type) (LANES == 16 && ((type) == Q4_0 || (type) == Q4_1 || (type) == Q4_K))
 #define HAS_OFFSET(type) ((type) >= Q4_0 && (type) != Q8_0 && (type) != Q6_K)
+#define AHEAD_BYTES 8000  /* that are fetched before they are multiplied */
 #define TOGETHER(type) ((type) == Q6_K ? 128 : (type) >= Q4_K ? 64 : 32)  /* weights whose bits lie together */
 /* Rows of x whose products are added up as weights are unpacked; for more of them these are kept. */
 #if MOST_TOGETHER >= 6
@@ -270,6 +271,7 @@ static INLINE TARGET void NAME(sum_of_part)(
 {
     const long inputs = job->product->inputs, apart = (count + 3) / 4;
     const long blocks = (job->rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
+    const long ahead = AHEAD_BYTES / (inputs / BLOCK(w->type) * BLOCK_BYTES(w->type)) / 4 + 1;  /* groups of rows */
     const int rows = job->rows <= DIRECT_ROWS(w->type) ? job->rows : 0;
     const char *kept[4];
     for (int o = 0; o < 4; o++)
@@ -280,7 +282,7 @@ static INLINE TARGET void NAME(sum_of_part)(
         long later[4];
         for (int o = 0; o < 4; o++) {
             const long place = first + (i + o * apart < count ? i + o * apart : count - 1);
-            const long next = place + AHEAD + (i + AHEAD < apart ? 0 : count - apart);
+            const long next = place + ahead + (i + ahead < apart ? 0 : count - apart);
             from[o] = row_of(w, place, inputs);
             later[o] = row_of(w, next < w->count ? next : w->count - 1, inputs) - from[o];
         }

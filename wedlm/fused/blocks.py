@@ -9,7 +9,7 @@ from wedlm.fused import native
 from wedlm.fused.gguf_file import BLOCK_TYPES
 
 BLOCKS = {block.name: block for block in BLOCK_TYPES.values()}
-CHUNK = 2**20  # weights that are numbers at a time, where many rows are multiplied
+CHUNK = 2**22  # weights that are numbers at a time, where many rows are multiplied
 TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as kernels.h numbers them
 
 
@@ -37,8 +37,10 @@ class Packed(NamedTuple):
     def is_for_c(self) -> bool:
         return native.NUMBER is not None and self.rows.is_cpu and self.inputs % 32 == 0
 
-    def numbers(self, dtype: torch.dtype, places: slice | torch.Tensor) -> torch.Tensor:
-        """The weights in some rows, `[rows, inputs]`."""
+    def numbers(
+        self, dtype: torch.dtype, places: slice | torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The weights in some rows, `[rows, inputs]`; written to `out`, if that is given."""
         if not self.rows.is_cpu:
             raise ValueError(
                 f"The weights of this model lie in GGUF's blocks, which a CPU multiplies, and are on "
@@ -48,15 +50,15 @@ class Packed(NamedTuple):
             start, stop, _ = places.indices(len(self.rows))
             first, number, indices = start, stop - start, None
         else:
-            first, number, indices = 0, len(places), places.to("cpu", torch.int64).contiguous()
-            if number and not 0 <= indices.min() <= indices.max() < len(self.rows):
-                raise IndexError(f"An index is not one of {len(self.rows)} rows.")
+            first, number, indices = 0, len(places), places.to(torch.int64).contiguous()
         if number == 0:
             return torch.empty(0, self.inputs, dtype=dtype)
         if not self.is_for_c():
-            return self.numbers_by_gguf(dtype, places if indices is None else indices)
+            numbers = self.numbers_by_gguf(dtype, places if indices is None else indices)
+            return numbers if out is None else out.copy_(numbers)
         of_kernel = dtype if dtype in TYPES else torch.float32
-        numbers = torch.empty(number, self.inputs, dtype=of_kernel)
+        is_written = out is not None and out.dtype == of_kernel
+        numbers = out if is_written else torch.empty(number, self.inputs, dtype=of_kernel, device="cpu")
         described = self.described()
         native.unpack(
             native.Unpacking(
@@ -65,12 +67,16 @@ class Packed(NamedTuple):
                 threads=torch.get_num_threads(), set=native.NUMBER,
             )
         )  # fmt: skip
-        return numbers.to(dtype)
+        if is_written or out is None:
+            return numbers if of_kernel == dtype else numbers.to(dtype)
+        return out.copy_(numbers)
 
     def numbers_by_gguf(self, dtype: torch.dtype, places: slice | torch.Tensor) -> torch.Tensor:
         """Without C, by the package gguf."""
         from gguf import GGMLQuantizationType, dequantize
 
+        if isinstance(places, torch.Tensor) and not 0 <= places.min() <= places.max() < len(self.rows):
+            raise IndexError("An index is no row of the weights.")
         rows = self.rows[places] if self.order is None else self.rows[self.order[places].long()]
         if self.type in ("F32", "F16", "BF16"):
             plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[self.type]

@@ -306,8 +306,9 @@ static void product_phase(
         job.draft = &draft;
         job.draft_rows = masks->numbers;
     }
-    const long part = w ? w->f.width : p->outputs, size = part < TILE ? part : TILE;
-    const long pieces = (part + size - 1) / size, parts = p->outputs / part;
+    const long part = w ? w->f.width : p->outputs, parts = p->outputs / part, most = part < TILE ? part : TILE;
+    const long size = (part + most - 1) / most * parts % me->team->threads ? (most + 1) / 2 : most;  /* for each as many */
+    const long pieces = (part + size - 1) / size;
     job.kept = (float *)me->memory;
     job.arranged = me->memory + 4 * arranged_bytes(FLOATS, p->inputs);
     for (long piece; (piece = take(me, pieces * parts)) >= 0;) {
@@ -382,6 +383,9 @@ static void run_unpack(struct worker *me)
 int unpack(const void *unpacking)
 {
     const struct unpacking *u = unpacking;
+    for (long i = 0; i < u->rows && u->places; i++)
+        if (u->places[i] < 0 || u->places[i] >= u->weights->count)
+            return -1;
     struct team team = {.run = run_unpack, .work = u, .threads = u->threads, .bytes = 4 * 4 * u->inputs};
     if (u->inputs * u->rows < FEW_WEIGHTS)
         team.threads = 1;

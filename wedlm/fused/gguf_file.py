@@ -115,8 +115,8 @@ def check_architecture(file: GgufFile) -> str:
     architecture = file.value("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ValueError(
-            f"{file.path} is of the architecture {repr(architecture)[:MOST_LETTERS]}, and those of {', '.join(ARCHITECTURES.values())} "
-            "are known; load it with transformers."
+            f"{file.path} is of the architecture {repr(architecture)[:MOST_LETTERS]}, and those of "
+            f"{', '.join(ARCHITECTURES.values())} are known; load it with transformers."
         )
     return architecture
 

@@ -90,6 +90,6 @@ const char *set_name(int set);  /* of an instruction set that this CPU has; "" o
 void find_threads(void);        /* at first: those of the OpenMP library that torch has loaded */
 int multiply(const void *multiplication);  /* 0: there is no memory */
 int forward(const void *forward);
-int unpack(const void *unpacking);
+int unpack(const void *unpacking);      /* -1: one of its places is no row */
 
 #endif

@@ -235,9 +235,12 @@ class Known:
     def add(self, *modules: nn.Module) -> None:
         """Adds modules' own parts: their modules, and their weights."""
         for module in modules:
+            in_blocks = isinstance(module, PackedLinear)  # its buffers are replaced, and never become others
             for owner in (module._modules, module._parameters, module._buffers):
                 for name, part in owner.items():
-                    is_weight = isinstance(part, torch.Tensor)
+                    if in_blocks and part is None:
+                        continue
+                    is_weight = isinstance(part, torch.Tensor) and not (in_blocks and owner is module._buffers)
                     known = (owner, name, part.data_ptr() if is_weight else part)
                     for values, value in zip(self.parts[3:] if is_weight else self.parts[:3], known, strict=True):
                         values.append(value)

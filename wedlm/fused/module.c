@@ -7,6 +7,10 @@
 
 static PyObject *finished(int is_done)
 {
+    if (is_done < 0) {
+        PyErr_SetString(PyExc_IndexError, "An index is no row of the weights.");
+        return NULL;
+    }
     if (!is_done)
         return PyErr_NoMemory();
     Py_RETURN_NONE;

@@ -98,6 +98,11 @@ def is_amd() -> bool:
         return False
 
 
+def has_avx512() -> bool:
+    """Whether the products in C have vectors of 16 numbers."""
+    return SET is not None and (SET == "amx" or SET.startswith("avx512"))
+
+
 def instruction_set() -> str | None:
     """Returns the instruction set that products take on this machine; None: they are torch's.
 

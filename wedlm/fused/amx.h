@@ -41,7 +41,8 @@ static AMX void sum_tiles(const struct job *job, long first, long count, long bl
     const long rows = job->rows - block * SIDE < 2 * SIDE ? job->rows - block * SIDE : 2 * SIDE;
     float sums[2][2][SIDE][SIDE];
     for (int part = 0; part < 2; part++)
-        w[part] = (const char *)p->weights->rows + (starts[part] + SIDE <= total ? starts[part] : total - SIDE) * row_bytes;
+        w[part] = (const char *)p->weights->rows
+            + (starts[part] + SIDE <= total ? starts[part] : total - SIDE) * row_bytes;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);

@@ -112,8 +112,8 @@ static INLINE TARGET NAME(ints) NAME(with_bits)(
 #endif
 }
 
-/* The codes of LANES weights from number `from` + `at` of a block on; `from` is a multiple of TOGETHER. Those of a type
- * with a table have more bits above 4.
+/* The codes of LANES weights from number `from` + `at` of a block on; `from` is a multiple of TOGETHER. Those of a
+ * type with a table have more bits above 4.
  */
 static INLINE TARGET NAME(ints) NAME(codes)(enum type type, const uint8_t *block, long from, int at)
 {
@@ -183,8 +183,8 @@ static INLINE TARGET NAME(floats) NAME(weights)(
     return HAS_OFFSET(type) ? codes * scale + offset : codes * scale;
 }
 
-/* What lies in the blocks of four rows of weights from number `from` + `at` on, 32 of each: adds their products with `rows` rows
- * of x to sums[row * 4 + o], or without x writes them to `to`, one row `apart` behind the other.
+/* What lies in the blocks of four rows of weights from number `from` + `at` on, 32 of each: adds their products with
+ * `rows` rows of x to sums[row * 4 + o], or without x writes them to `to`, one row `apart` behind the other.
  */
 static INLINE TARGET void NAME(some_unpacked)(
     enum type type, int rows, const uint8_t *const *blocks, long from, int at, float (*scales)[16],
@@ -212,7 +212,7 @@ static INLINE TARGET void NAME(some_unpacked)(
     }
 }
 
-/* The same with all weights of four rows, whose products are written. What lies `later` bytes behind each is fetched. */
+/* The same with all weights of four rows, whose products are written. What lies `later` bytes behind is fetched. */
 static INLINE TARGET void NAME(unpacked)(
     enum type type, int rows, const uint8_t *const *weights, const long *later, long inputs, const char *x,
     long row_bytes, NAME(floats) *sums, float *to)

@@ -307,7 +307,8 @@ static void product_phase(
         job.draft_rows = masks->numbers;
     }
     const long part = w ? w->f.width : p->outputs, parts = p->outputs / part, most = part < TILE ? part : TILE;
-    const long size = (part + most - 1) / most * parts % me->team->threads ? (most + 1) / 2 : most;  /* for each as many */
+    const int is_even = (part + most - 1) / most * parts % me->team->threads == 0;
+    const long size = is_even ? most : (most + 1) / 2;  /* so that threads have as many pieces, or nearly */
     const long pieces = (part + size - 1) / size;
     job.kept = (float *)me->memory;
     job.arranged = me->memory + 4 * arranged_bytes(FLOATS, p->inputs);

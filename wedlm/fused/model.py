@@ -64,7 +64,7 @@ def fuse(model: nn.Module, weights: str | os.PathLike | GgufFile | None = None) 
             decoder.forward = partial(stacked_forward, decoder)
             if hasattr(decoder.norm, "variance_epsilon"):
                 decoder.norm.forward = partial(fused_norm, decoder.norm)
-    for reason, names in left.items() if weights is None else ():
+    for reason, names in left.items() if weights is None or weights in ROUNDED else ():  # a file's are in blocks
         logger.warning(f"{names[0]} stays as it is ({len(names)} such layers in all): {reason}.")
     if next(decoder_layers(model), None) is None:
         logger.warning(f"{type(model).__name__} stays as it is: it has no decoder layers of a known form.")

@@ -156,7 +156,8 @@ class Memory(threading.local):
 
     def of(self, rows: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
         if self.numbers.dtype != dtype or self.numbers.numel() < rows * inputs:
-            self.numbers = torch.empty(rows * inputs, dtype=dtype)
+            with torch.inference_mode(False):  # others may write to it later, in any mode
+                self.numbers = torch.empty(rows * inputs, dtype=dtype)
         return self.numbers[: rows * inputs].view(rows, inputs)
 
 

@@ -172,7 +172,7 @@ static INLINE void add_bias(
  *   HAS_PAIRS                  whether it multiplies pairs of bfloat16
  *   HOLD(vector)               keeps a vector in a register, since it is used several times
  */
-#define IN_MEMORY(array) __asm__("" : "+m"(array))  /* to read all lanes of a vector from there takes one instruction */
+#define IN_MEMORY(array) __asm__("" : "+m"(array))  /* a vector of one number from there takes one instruction */
 #if defined(__x86_64__)
 #define HOLD(vector) __asm__("" : "+v"(vector))
 

@@ -66,6 +66,12 @@ def test_the_guide_to_a_faster_model_shows_the_recorded_numbers(load_benchmark):
     for way, *numbers in shown:
         measured = [evidence.times(record.cell(size), way) for record in records for size in (1, 8)]
         assert numbers == [f"{number:.2f}" for number in measured], way
+    ours = [(1, evidence.BLOCKS), (1, evidence.BLOCKS_VERIFIED), (8, evidence.BLOCKS)]
+    measured = [evidence.times(records[1].cell(size), way) for size, way in ours]
+    measured += [evidence.times(records[1].cell(size), evidence.LLAMA) for size in (1, 8)]
+    (told,) = (each for each in page.split("\n\n") if each.startswith("On the AMD EPYC above"))
+    assert re.findall(r"\d\.\d\d", told) == [f"{number:.2f}" for number in measured]
+    assert {evidence.same_texts(records[1], way) for _, way in ours} == set(re.findall(r"\d+ of \d+", told))
 
 
 def test_the_pages_show_what_was_measured_on_a_gpu(load_benchmark):

@@ -41,7 +41,8 @@ def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys)
 @pytest.mark.full
 def test_blocks_are_measured(run, load_benchmark, monkeypatch, tmp_path):
     blocks = load_benchmark("blocks")
-    monkeypatch.setattr(blocks, "human_eval", lambda _: 2 * [{"prompt": "def f():", "canonical_solution": " return 1"}])
+    problem = {"prompt": "def f():", "canonical_solution": " return 1"}
+    monkeypatch.setattr(blocks, "human_eval", lambda _: 2 * [problem])
     save_stock(tmp_path / "stock", "llama", intermediate_size=64)
     file = write_gguf(tmp_path / "tiny.gguf")
     given = ["--stock", tmp_path / "stock", "--files", file, "--repeats", 1, "--threads", 1]

@@ -19,7 +19,7 @@ FLAVOURS = {
 
 def tiny_model(flavour="qwen3", seed=0, **fields) -> WeDLMForCausalLM:
     """A model whose predictions are sharp enough to differ from token to token."""
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = WeDLMConfig(
         **{**shape, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 160, "mask_token_id": MASK,
            "eos_token_id": EOS, "pad_token_id": PAD, **FLAVOURS[flavour], **fields}

@@ -67,7 +67,7 @@ def stock_folder(root: Path, family: str) -> Path:
 
 @cache
 def wedlm_folder(root: Path) -> Path:
-    model = tiny_model(max_position_embeddings=512)
+    model = tiny_model(max_position_embeddings=512, intermediate_size=64)  # whole blocks of weights
     model.generation_config.update(decoding="verified", entropy_threshold=3.0, pad_token_id=PAD, eos_token_id=EOS)
     model.save_pretrained(root / "wedlm")
     one_character_each().save_pretrained(root / "wedlm")

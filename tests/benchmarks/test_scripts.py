@@ -13,7 +13,9 @@ from draft_models import save_adapter
 from gguf_files import write_gguf
 from stock_checkpoints import save_stock
 from stock_tokenizers import save_smollm
+from transformers import AutoModelForCausalLM
 
+import wedlm
 from examples.demo.example import Example
 from wedlm import convert_to_wedlm
 from wedlm.evaluation import sweep
@@ -105,6 +107,11 @@ def test_a_model_that_was_trained_on_tasks_ends_its_texts(run_slice, real_model,
 def test_the_real_model_is_measured_by_the_kit(run_slice, real_model, load_benchmark, monkeypatch, tmp_path):
     evidence = load_benchmark("evidence_real")
     monkeypatch.setattr(evidence, "GROUPS", {"numbers": ("maths",)})
+
+    def load_gguf(path, dtype):
+        return AutoModelForCausalLM.from_pretrained(tmp_path / "stock", dtype=dtype), None
+
+    monkeypatch.setattr(wedlm, "load_gguf", load_gguf, raising=False)
     report = run_slice("evidence", *real_model, "--answer-tokens", 3)
     assert report["results"]["batches"] == {"measured": 2, "planned": 2} and report["new_tokens"] == 3
     table = evidence.short_table(evidence.read_record(tmp_path / "evidence.json"))

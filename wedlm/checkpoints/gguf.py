@@ -36,6 +36,10 @@ COUNTS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "vocab_size", "max_position_embeddings", "sliding_window",
 )  # fmt: skip
+SPECIAL_TOKENS = {
+    "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}  # fmt: skip
 ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
@@ -170,7 +174,14 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
     if "tokenizer.ggml.tokens" not in file.fields:
         raise CheckpointError(f"{file.path} has no tokenizer; download the model from where its file has one.")
     with read_by(file):
-        return AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
+        tokenizer = AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
+        for name, key in SPECIAL_TOKENS.items():  # transformers 5.17 takes others
+            token_id = file.value(f"tokenizer.ggml.{key}")
+            if token_id is not None and not 0 <= token_id < len(file.fields["tokenizer.ggml.tokens"].parts):
+                raise ValueError(f"{key}={token_id} is no token")
+            if token_id is not None and getattr(tokenizer, f"{name}_id") != token_id:
+                setattr(tokenizer, name, tokenizer.convert_ids_to_tokens([token_id])[0])
+    return tokenizer
 
 
 def without_weights(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

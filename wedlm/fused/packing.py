@@ -142,7 +142,8 @@ def order_of(architecture: str, tensor: str, rows: int, config: PreTrainedConfig
 
 def unpack(model: nn.Module) -> None:
     """Makes the blocks of a model numbers again, in the layers that it had."""
-    dtype = next(module.weight.dtype for name, module in model.named_modules() if name.endswith("norm"))
+    norms = [each for name, each in model.named_modules() if name.endswith("norm") and hasattr(each, "weight")]
+    dtype = norms[0].weight.dtype if norms else torch.float32
     known: dict[int, nn.Parameter] = {}  # the head may be the embedding
     for name, module in list(model.named_modules()):
         if isinstance(module, PackedLinear | PackedEmbedding):

@@ -134,14 +134,14 @@ def ways_of_transformers(given: argparse.Namespace, plain: PreTrainedModel) -> d
         FUSED_VERIFIED: way_of(fused, **verified),
         ADAPTED: way_of(wedlm.fuse(with_adapter()), **verified),
     }
-    if given.device == "cpu":
+    if given.device == "cpu" and given.gguf.exists():
         blocks, with_drafts = (wedlm.load_gguf(given.gguf, dtype=given.dtype)[0] for _ in range(2))
         ways |= {
             BLOCKS: way_of(blocks),
             BLOCKS_VERIFIED: way_of(blocks, **verified),
             BLOCKS_ADAPTED: way_of(PeftModel.from_pretrained(with_drafts, given.adapter).eval(), **verified),
         }
-    else:  # captured steps are those of a WeDLM
+    elif given.device != "cpu":  # captured steps are those of a WeDLM
         converted = load_checkpoint(given.wedlm, given.dtype, given.device)[0]
         captured = {"decoding": "verified", "cache_implementation": "static"}
         ways |= {CAPTURED: way_of(converted, **captured)}

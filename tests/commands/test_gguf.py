@@ -1,14 +1,17 @@
 """Commands take a GGUF file wherever they take a model."""
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
 from command_line import run
 from evaluations import DEMO_TASKS
 from gguf_files import write_gguf
+from peft import get_peft_model
 from serving_client import client_of, started_server
 
-from wedlm import load_gguf
+from wedlm import DraftLoraConfig, load_gguf
 from wedlm.fused.gguf_file import GgufFile
 
 PROMPT = "the and in an"
@@ -41,6 +44,24 @@ def test_generate_trace_and_compare_write_the_texts_of_the_file(file, answer):
 def test_chat_holds_a_conversation(file):
     result = run("chat", file, "--max-new-tokens", 4, input="hello\n/quit\n")
     assert result.exit_code == 0 and "4 tokens" in result.output
+
+
+def test_a_draft_adapter_stands_for_its_file(file, answer, tmp_path):
+    torch.manual_seed(0)
+    adapted = get_peft_model(load_gguf(file)[0], DraftLoraConfig(r=2, init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    result = run("generate", tmp_path / "adapter", PROMPT, "--raw", "--max-new-tokens", 12)
+    assert (result.exit_code, result.stdout.strip()) == (0, answer.strip()), result.output
+
+
+def test_damaged_files_are_a_sentence_in_every_command(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("cut.gguf").write_bytes(file.read_bytes()[:5000])
+    Path("data.jsonl").write_text('{"prompt": "the"}\n')
+    for command in (["generate", "cut.gguf", "Hi"], ["info", "cut.gguf"], ["serve", "cut.gguf"],
+                    ["tune", "cut.gguf", "--data", "data.jsonl"]):  # fmt: skip
+        result = run(*command)
+        assert result.exit_code == 2 and "cut.gguf is no whole GGUF file (it ends" in result.stderr, result.output
 
 
 @pytest.mark.full

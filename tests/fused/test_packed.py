@@ -83,15 +83,21 @@ def test_it_is_cast_as_the_model_is(name, dtype, most):
         assert_close(logits(model, tokens), logits(expected, tokens), most)
 
 
-@pytest.mark.few(1)
-@pytest.mark.skipif(SET is None, reason="torch multiplies, with numbers of which no graph can be made")
-@each_model
-def test_compiled_code_has_the_same_logits(name):
+def assert_compiled(model, tokens):
     torch.compiler.reset()
-    model = fuse(MODELS[name](), weights="q4_1")
     with torch.no_grad():
         compiled = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
-        assert_close(compiled(WITH_MASKS, use_cache=False).logits, logits(model, WITH_MASKS))
+        assert_close(compiled(tokens, use_cache=False).logits, logits(model, tokens))
+
+
+@pytest.mark.few(1)
+@each_model
+def test_compiled_code_has_the_same_logits(name):
+    assert_compiled(fuse(MODELS[name](), weights="q4_1"), WITH_MASKS)
+
+
+def test_compiled_code_takes_more_tokens_than_c():
+    assert_compiled(fuse(MODELS["qwen2 tied"](), weights="q4_1"), MANY)
 
 
 @each_model

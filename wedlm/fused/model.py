@@ -73,6 +73,11 @@ def fuse(model: nn.Module, weights: str | os.PathLike | GgufFile | None = None) 
         head.forward = partial(fused_head, head)
     if SET is None and owner.device.type == "cpu":
         logger.warning_once(f"Products of few rows are computed {described_product()}.")
+        if weights is not None:
+            logger.warning_once(
+                "Without C, weights in blocks become numbers in every forward, which takes seconds; call "
+                "wedlm.unfuse(model), which makes them numbers once."
+            )
     return model
 
 

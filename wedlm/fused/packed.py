@@ -82,6 +82,7 @@ class PackedEmbedding(PackedWeight, nn.Embedding):
         sums = [self.packed.numbers(torch.float32, places).sum(0) for places in self.packed.chunks()]
         return (torch.stack(sums).sum(0) / self.num_embeddings).to(self.like.dtype)
 
+    @torch.compiler.disable
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         numbers = self.packed.numbers(self.like.dtype, input_ids.flatten()).view(*input_ids.shape, self.embedding_dim)
         return numbers if self.embed_scale is None else numbers * self.embed_scale.to(numbers.dtype)

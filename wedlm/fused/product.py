@@ -78,7 +78,7 @@ class Product:
         if self.draft is not None and is_text is not None:
             down, up = self.draft
             added = up.by_torch(down.by_torch(x).masked_fill(is_text, 0), added)
-        if takes_kernel:
+        if takes_kernel or is_compiling and self.is_packed:
             orders = [each.order for each in self.weight] if self.is_packed else []
             types = [each.type for each in self.weight] if self.is_packed else []
             return compiled_product(x, self.tensors, orders, ",".join(types), self.bias, added, self.is_gated)
@@ -204,7 +204,7 @@ def compiled_product(
 ) -> torch.Tensor:
     """A product as an operator that torch.compile takes as it is. `types` are those of blocks, if there are any."""
     packed = [Packed(*each) for each in zip(weights, types.split(","), orders, strict=True)] if types else weights[0]
-    return Product(packed, bias, None, is_gated).by_kernel(x, added)
+    return Product(packed, bias, None, is_gated)(x, added)
 
 
 @compiled_product.register_fake

@@ -17,7 +17,10 @@ class Masked(threading.local):
     own. (Layers of PEFT take no further argument, so it cannot be passed to them.)
     """
 
-    is_text: torch.Tensor | None = None  # [batch, queries, 1], False where the input is MASK; None: nowhere
+    is_text: torch.Tensor | None  # [batch, queries, 1], False where the input is MASK; None: nowhere
+
+    def __init__(self) -> None:
+        self.is_text = None  # of each thread from its start, because compiled code notes whether it is there
 
 
 MASKED = Masked()

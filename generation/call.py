@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -15,20 +16,16 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer
 
-from wedlm.generation.callbacks import are_needed
+from wedlm.generation.branches import BRANCHES
+from wedlm.generation.callbacks import Callbacks, are_needed
+from wedlm.generation.model_kind import ModelKind, kind_of, max_positions_of
 from wedlm.generation.parameters import default_query_cost, default_window_size
-from wedlm.generation.sampling import SlotNoise
-from wedlm.generation.stock import (
-    SLIDING,
-    is_stock,
-    layer_types_of,
-    mask_token_of,
-    max_positions_of,
-    text_config_of,
-)
-from wedlm.generation.transformers_internals import CACHE, dropped_mask_length, is_passed_by_caller
+from wedlm.generation.sampling import SlotNoise, reads_no_text
+from wedlm.generation.sequences import NO_TOKEN, Sequences, Settings, State, Strategy, Text
+from wedlm.generation.streaming import STREAMING
+from wedlm.generation.transformers_internals import CACHE, dropped_mask_length, end_tokens_of, is_passed_by_caller
 from wedlm.generation.validation import check_in_vocabulary, check_rope, holds_all
-from wedlm.generation.window import NO_TOKEN, Policy, Text
+from wedlm.generation.verified import VERIFIED
 
 logger = logging.get_logger(__name__)
 
@@ -49,7 +46,9 @@ class Call:
     ):
         self.model, self.input_ids, self.processors, self.criteria = model, input_ids, processors, criteria
         self.generation_config, self.synced_gpus, self.streamer = generation_config, synced_gpus, streamer
-        self.mask_token_id = mask_token_of(model)
+        self.kind = kind_of(model)
+        self.mask_token_id = self.kind.mask_token_id
+        self.strategy = strategy_of(generation_config.decoding, self.mask_token_id)
         self.past_key_values: DynamicCache | None = model_kwargs.get(CACHE)
         self.max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
         self.has_callbacks = are_needed(processors, criteria, streamer, generation_config)
@@ -59,7 +58,7 @@ class Call:
         self.window_size = default_window_size(runs_on) if window_size is None else window_size
         if not self.is_static:  # Static steps have the same shape for every limit.
             self.window_size = min(self.window_size, self.max_new_tokens)
-        self.prompt = read_prompt(model, input_ids, self.max_new_tokens, generation_config, model_kwargs)
+        self.prompt = read_prompt(self.kind, input_ids, self.max_new_tokens, generation_config, model_kwargs)
         check_rope(model, self.max_entries, generation_config)
 
     @property
@@ -74,7 +73,7 @@ class Call:
 
     @property
     def max_entries(self) -> int:
-        """The most entries of the cache that a forward reads."""
+        """The most entries of the cache that a forward pass reads."""
         prompt = self.prompt.num_cached + self.prompt.text.tokens.shape[1]
         return prompt + self.max_new_tokens + 2 * self.window_size
 
@@ -83,30 +82,54 @@ class Call:
         """The rows, slots and tokens of the noise, where tokens are drawn."""
         # A static step may begin a whole step behind the slots that the host knows of.
         num_slots = (4 if self.is_static else 2) * self.window_size + 1
-        return len(self.input_ids), num_slots, text_config_of(self.model).vocab_size
+        return len(self.input_ids), num_slots, self.kind.config.vocab_size
 
-    def policy(self, noise: SlotNoise | None) -> Policy:
-        size = self.window_size, self.mask_token_id, self.input_ids.device
-        return Policy.of(self.generation_config, self.processors, *size, self.query_cost, noise)
+    def begin(self, generator: torch.Generator | None = None) -> tuple[Settings, State, Callbacks | None]:
+        """What the steps begin with; `generator` draws the tokens of a single row, in place of the device's own."""
+        config, input_ids, device = self.generation_config, self.input_ids, self.input_ids.device
+        end_tokens = end_tokens_of(config)
+        settings = Settings(
+            window_size=self.window_size,
+            mask_token_id=self.mask_token_id,
+            end_tokens=input_ids.new_empty(0, dtype=torch.long) if end_tokens is None else end_tokens,
+            processors=self.processors,
+            processors_read_text=not all(map(reads_no_text, self.processors)),
+            arange=torch.arange(2 * self.window_size + 1, device=device),
+            noise=SlotNoise(*self.noise_shape, device, generator) if config.do_sample else None,
+            strategy=self.strategy,
+            rule=self.strategy.rule(config, self.window_size, self.query_cost, device),
+        )
+        prompt, lengths = self.prompt.right_aligned(input_ids), self.prompt.lengths
+        sequences = Sequences.of_prompts(prompt, lengths, self.max_new_tokens, settings.blank)
+        callbacks = None
+        if self.has_callbacks:
+            callbacks = Callbacks(input_ids, self.max_new_tokens, settings, self.criteria, self.streamer, config)
+        return settings, self.strategy.begin(sequences, settings), callbacks
+
+
+def strategy_of(decoding: str, mask_token_id: int | None) -> Strategy:
+    if decoding == "verified":
+        return VERIFIED if mask_token_id is None else BRANCHES
+    return STREAMING
 
 
 class Prompt(NamedTuple):
     """The text before the new tokens of every row, of which the first columns may be in a cache."""
 
-    is_text: torch.Tensor  # [batch, columns]: whether a column holds a token, cached ones in front
+    is_text: Tensor  # [batch, columns]: whether a column holds a token, cached ones in front
     num_cached: int  # the number of cached columns
     text: Text  # the tokens that are not cached
 
     @property
-    def lengths(self) -> torch.Tensor:
+    def lengths(self) -> Tensor:
         """The number of tokens of each row, `[batch]`."""
         return self.is_text.sum(-1)
 
     @property
-    def cached_is_text(self) -> torch.Tensor:
+    def cached_is_text(self) -> Tensor:
         return self.is_text[:, : self.num_cached]
 
-    def right_aligned(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def right_aligned(self, input_ids: Tensor) -> Tensor:
         """The prompts' tokens in `input_ids`, behind NO_TOKEN wherever a row has none."""
         is_text = self.is_text[:, -input_ids.shape[1] :]
         gaps_first = is_text.int().argsort(dim=-1, stable=True)
@@ -128,16 +151,11 @@ class Prompt(NamedTuple):
 
 
 def read_prompt(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    max_new_tokens: int,
-    generation_config: GenerationConfig,
-    model_kwargs: dict,
+    kind: ModelKind, input_ids: Tensor, max_new_tokens: int, generation_config: GenerationConfig, model_kwargs: dict
 ) -> Prompt:
     """Reads the prompts of a call, and refuses those that cannot be decoded from."""
     past, attention_mask = model_kwargs.get(CACHE), model_kwargs.get("attention_mask")
-    config, mask_token_id = text_config_of(model), mask_token_of(model)
-    vocab_size = config.vocab_size
+    vocab_size, mask_token_id = kind.config.vocab_size, kind.mask_token_id
     if attention_mask is None:  # transformers drops a mask of ones, and keeps its width
         width = dropped_mask_length(generation_config)
         attention_mask = input_ids.new_ones(len(input_ids), input_ids.shape[1] if width is None else width)
@@ -145,8 +163,7 @@ def read_prompt(
     num_cached, new = split_cached(input_ids, attention_mask, num_cached)
     is_text = attention_mask.bool()
     is_new = is_text[:, num_cached:]
-    slides = is_stock(model) and SLIDING in layer_types_of(config)  # by columns, which count gaps
-    has_gap = (is_text[:, :-1] & ~is_text[:, 1:]).any() if slides else is_text.new_zeros(())
+    has_gap = (is_text[:, :-1] & ~is_text[:, 1:]).any() if kind.slides else is_text.new_zeros(())
     findings = [
         has_gap,
         ((new < 0) | (new >= vocab_size)).any(),
@@ -184,13 +201,13 @@ def read_prompt(
             "position_ids differ from 0, 1, 2, ... over the ones of attention_mask, and only "
             'decoding="autoregressive" can follow that; leave them out.'
         )
-    check_length(longest, max_new_tokens, max_positions_of(model))
+    check_length(longest, max_new_tokens, max_positions_of(kind.model))
     tokens_first = (~is_new).int().argsort(dim=-1, stable=True)
     text = Text(new.gather(1, tokens_first[:, :width]), is_new.sum(-1), is_text[:, :num_cached].sum(-1))
     return Prompt(is_text, num_cached, text)
 
 
-def split_cached(input_ids: torch.Tensor, attention_mask: torch.Tensor, num_cached: int) -> tuple[int, torch.Tensor]:
+def split_cached(input_ids: Tensor, attention_mask: Tensor, num_cached: int) -> tuple[int, Tensor]:
     """The number of cached columns in front of the new text, and the input ids of that text."""
     if len(input_ids) == 0:
         raise ValueError("input_ids holds no rows; pass at least one prompt.")
@@ -235,7 +252,7 @@ def check_length(longest: int, max_new_tokens: int, max_position_embeddings: flo
         )
 
 
-def positions_differ(position_ids: torch.Tensor, is_text: torch.Tensor) -> torch.Tensor:
+def positions_differ(position_ids: Tensor, is_text: Tensor) -> Tensor:
     """Whether position_ids, given for the last columns or for all, differ from 0, 1, 2, ... over the text."""
     columns = is_text[:, -position_ids.shape[-1] :]
     if position_ids.shape not in (columns.shape, columns[:1].shape):

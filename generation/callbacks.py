@@ -1,9 +1,10 @@
 """The callbacks of a call: processors, criteria and streamers see the text as transformers' own loop shows it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -16,15 +17,16 @@ from transformers.generation import BaseStreamer
 
 from wedlm.generation.sampling import (
     PLAIN_PROCESSORS,
+    NoTokenError,
     choose_tokens,
     draft_or_best,
     processed,
     reads_no_text,
+    refuse_impossible,
     without_mask,
 )
+from wedlm.generation.sequences import Queries, Sequences, Settings
 from wedlm.generation.transformers_internals import end_tokens_of, pad_token_of
-from wedlm.generation.validation import NoTokenError, refuse_impossible
-from wedlm.generation.window import Policy, Window, WindowQueries
 
 # Callbacks that keep nothing from call to call, so that every row may go at its own pace.
 STATELESS_CALLBACKS = PLAIN_PROCESSORS | {
@@ -53,10 +55,10 @@ def is_stateless(callback: LogitsProcessor | StoppingCriteria) -> bool:
     return type(callback) in STATELESS_CALLBACKS or getattr(callback, "is_stateless", False)
 
 
-def window_decides(
+def steps_decide(
     criterion: StoppingCriteria, criteria: StoppingCriteriaList, generation_config: GenerationConfig
 ) -> bool:
-    """Whether a criterion is the length limit or eos_token_id, which the window sees to by itself.
+    """Whether a criterion is the length limit or eos_token_id, which steps see to by themselves.
 
     The caller may pass other criteria of these two types; they are asked like any other.
     """
@@ -73,12 +75,12 @@ def are_needed(
     streamer: BaseStreamer | None,
     generation_config: GenerationConfig,
 ) -> bool:
-    """Whether a call asks for anything that the window cannot decide by itself."""
+    """Whether a call asks for anything that steps cannot decide by themselves."""
     return (
         streamer is not None
         or bool(generation_config.output_scores or generation_config.output_logits)
         or not all(map(reads_no_text, processors))
-        or not all(window_decides(criterion, criteria, generation_config) for criterion in criteria)
+        or not all(steps_decide(criterion, criteria, generation_config) for criterion in criteria)
     )
 
 
@@ -88,7 +90,7 @@ class RowProgress:
 
     num_reachable: int = 0  # Tokens with no open slot before them. Left to right, some are still to be chosen.
     num_read: int = 0  # Tokens that the criteria have been asked about.
-    logits: torch.Tensor | None = None  # Left to right, [n, vocabulary]: of the last n slots before `num_reachable`.
+    logits: Tensor | None = None  # Left to right, [n, vocabulary]: of the last n slots before `num_reachable`.
     alive: bool = True
 
 
@@ -100,7 +102,7 @@ class Callbacks:
     any of them may keep state from call to call, the rows go `in_step`: a width is called for once, in order, when all
     rows that are alive have come to it. Rows that are ahead wait.
 
-    If a processor reads text (`Policy.processors_read_text`), tokens are chosen left to right: the slots that a
+    If a processor reads text (`Settings.processors_read_text`), tokens are chosen left to right: the slots that a
     forward selects are cut to a run, and each token is chosen from the logits of that forward once the text before it
     is known.
     """
@@ -109,7 +111,7 @@ class Callbacks:
         self,
         input_ids: torch.LongTensor,
         max_new_tokens: int,
-        policy: Policy,
+        settings: Settings,
         criteria: StoppingCriteriaList,
         streamer: BaseStreamer | None,
         generation_config: GenerationConfig,
@@ -118,7 +120,7 @@ class Callbacks:
         pad_token = pad_token_of(generation_config)
         if batch > 1 and pad_token is None:
             for criterion in criteria:
-                if not window_decides(criterion, criteria, generation_config):
+                if not steps_decide(criterion, criteria, generation_config):
                     raise ValueError(
                         "pad_token_id is None, and rows may end at different times by stopping_criteria="
                         f"{type(criterion).__name__!r}; pass pad_token_id=tokenizer.pad_token_id."
@@ -126,8 +128,8 @@ class Callbacks:
         padding = 0 if pad_token is None else pad_token.item()
         room = input_ids.new_full((batch, max_new_tokens), padding, dtype=torch.long)
         self.ids = torch.cat([input_ids, room], dim=-1)  # [batch, width + max_new_tokens]
-        self.policy, self.criteria = policy, criteria
-        self.in_step = not all(map(is_stateless, [*policy.processors, *criteria]))
+        self.settings, self.criteria = settings, criteria
+        self.in_step = not all(map(is_stateless, [*settings.processors, *criteria]))
         self.rows = [RowProgress() for _ in range(batch)]
         self.records = ScoreRecords(batch, generation_config)
         self.stream = None if streamer is None else TextStream(streamer, batch)
@@ -143,86 +145,90 @@ class Callbacks:
     # --- Streaming and blockwise decoding ---
 
     def choose_run(
-        self, window: Window, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, sequences: Sequences, queries: Queries, selected: Tensor, logits: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Left to right: says which predicted slots have a token by now, and gives the tokens."""
         # The slots selected without a gap, or at least the first open one.
         lengths = torch.maximum(selected.cumprod(-1).sum(-1), queries.is_predicted[:, 0].long())
-        self.take_runs(window, lengths.tolist(), logits)
-        self.read_on(window)
-        selected = queries.is_predicted & (queries.predicted_slots < self.num_read(window)[:, None])
-        return selected, self.tokens_at(window, queries.predicted_slots)
+        self.take_runs(sequences, lengths.tolist(), logits)
+        self.read_on(sequences)
+        selected = queries.is_predicted & (queries.predicted_slots < self.num_read(sequences)[:, None])
+        return selected, self.tokens_at(sequences, queries.predicted_slots)
 
-    def note_filled(self, window: Any, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor) -> None:
+    def note_filled(
+        self, sequences: Sequences, filled: Tensor, queries: Queries, selected: Tensor, logits: Tensor
+    ) -> None:
         """Records what the filled slots were chosen from, and shows a guess for each slot that is still open."""
-        if not self.policy.processors_read_text:
-            self.records.put_selected(window, queries, selected, logits, self.policy.processors)
+        if not self.settings.processors_read_text:
+            self.records.put_selected(sequences, queries, selected, logits, self.settings.processors)
         if self.shows_guesses:
             is_open = queries.is_predicted[0] & ~selected[0]
-            guesses = without_mask(logits[0, is_open], self.policy.mask_token_id).argmax(-1)
-            tokens, end = window.tokens[0].index_put((queries.predicted_slots[0, is_open],), guesses), window.end[0]
-            self.stream.guess(tokens[:end], window.filled[0, :end].clone())
+            guesses = without_mask(logits[0, is_open], self.settings.mask_token_id).argmax(-1)
+            tokens = sequences.tokens[0].index_put((queries.predicted_slots[0, is_open],), guesses)
+            end = sequences.num_committed[0] + sequences.num_queries[0]
+            self.stream.guess(tokens[:end], filled[0, :end].clone())
 
     # --- Verified decoding ---
 
     def verify(
-        self, window: Window, slots: torch.Tensor, may_fill: torch.Tensor, drafts: torch.Tensor, logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, sequences: Sequences, slots: Tensor, may_fill: Tensor, drafts: Tensor, logits: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Left to right: chooses tokens for `slots` up to the first that is not its draft; says which were chosen.
 
-        A negative draft stands for none. No row keeps logits: a later forward verifies again what could not be chosen
-        in step.
+        A negative draft stands for none. No row keeps logits: a later forward pass verifies again what could not be
+        chosen in step.
         """
-        self.take_runs(window, may_fill.sum(-1).tolist(), logits)
-        self.read_on(window, drafts.tolist())
+        self.take_runs(sequences, may_fill.sum(-1).tolist(), logits)
+        self.read_on(sequences, drafts.tolist())
         for row in self.rows:
             row.num_reachable = row.num_read
-        is_chosen = may_fill & (slots < self.num_read(window)[:, None])
-        return self.tokens_at(window, slots), is_chosen
+        is_chosen = may_fill & (slots < self.num_read(sequences)[:, None])
+        return self.tokens_at(sequences, slots), is_chosen
 
     # --- Every decoding ---
 
-    def end(self, window: Window, num_reachable: torch.Tensor) -> None:
-        """Reads what has become known, and ends the rows whose text is complete."""
-        if not self.policy.processors_read_text:
-            for row, num in zip(window.batch_rows.tolist(), num_reachable.tolist(), strict=True):
+    def ended(self, sequences: Sequences, num_new: Tensor) -> Sequences:
+        """Reads what has become known, and ends the sequences whose text is complete."""
+        if not self.settings.processors_read_text:
+            num_reachable = sequences.num_final + num_new
+            for row, num in zip(sequences.index.tolist(), num_reachable.tolist(), strict=True):
                 self.rows[row].num_reachable = num
-            self.read_on(window)
-        window.num_tokens = self.num_read(window)
-        window.alive = window.tokens.new_tensor([row.alive for row in self.rows], dtype=torch.bool)[window.batch_rows]
+            self.read_on(sequences)
+        is_alive = sequences.tokens.new_tensor([row.alive for row in self.rows], dtype=torch.bool)[sequences.index]
+        return sequences._replace(num_tokens=self.num_read(sequences), is_alive=is_alive)
 
-    def report(self, window: Window) -> None:
+    def report(self, guesses: Callable[[], tuple[Tensor, Tensor] | None]) -> None:
         """Hands final text to the streamer, and the guesses behind it."""
         if self.stream is not None:
-            if self.shows_guesses and self.rows[0].alive:
-                window.show_drafts(self.stream)
+            if self.shows_guesses and self.rows[0].alive and (shown := guesses()) is not None:
+                self.stream.guess(*shown)
             # A column is final when every row that is alive has a token in it.
             num_read = [row.num_read for row in self.rows if row.alive] or [max(row.num_read for row in self.rows)]
             self.stream.hand_on(self.ids[:, self.prompt_width :], min(num_read), is_alive=self.rows[0].alive)
 
-    def num_read(self, window: Window) -> torch.Tensor:
-        return window.tokens.new_tensor([row.num_read for row in self.rows])[window.batch_rows]
+    def num_read(self, sequences: Sequences) -> Tensor:
+        return sequences.tokens.new_tensor([row.num_read for row in self.rows])[sequences.index]
 
-    def tokens_at(self, window: Window, slots: torch.Tensor) -> torch.Tensor:
+    def tokens_at(self, sequences: Sequences, slots: Tensor) -> Tensor:
         slots = slots.clamp(max=self.max_new_tokens - 1)
-        return self.ids[window.batch_rows].gather(1, self.prompt_width + slots)
+        return self.ids[sequences.index].gather(1, self.prompt_width + slots)
 
-    def take_runs(self, window: Window, lengths: list[int], logits: torch.Tensor) -> None:
+    def take_runs(self, sequences: Sequences, lengths: list[int], logits: Tensor) -> None:
         """Gives each row the logits of its next tokens, unless it still has some that wait."""
-        for i, index in enumerate(window.batch_rows.tolist()):
+        for i, index in enumerate(sequences.index.tolist()):
             row = self.rows[index]
             if row.num_read == row.num_reachable:
                 row.logits = logits[i, : lengths[i]].clone()  # a view would keep all logits alive
                 row.num_reachable += lengths[i]
 
-    def read_on(self, window: Window, drafts: list[list[int]] | None = None) -> None:
+    def read_on(self, sequences: Sequences, drafts: list[list[int]] | None = None) -> None:
         """Takes every row on, width by width, to what is known of it: chooses tokens and asks the criteria.
 
         With drafts, the logits of a row are of use as far as it chooses these tokens, and one token further.
         """
         before = [row.num_read for row in self.rows]
         alive = [i for i, row in enumerate(self.rows) if row.alive]
-        place = {row: i for i, row in enumerate(window.batch_rows.tolist())}
+        place = {row: i for i, row in enumerate(sequences.index.tolist())}
         first, last = min(self.rows[i].num_read for i in alive), max(self.rows[i].num_reachable for i in alive)
         for slot in range(first, last):
             alive = [i for i in alive if self.rows[i].alive]
@@ -232,17 +238,17 @@ class Callbacks:
             if not rows:
                 continue
             drafts_here = None if drafts is None else [drafts[place[i]][slot - before[i]] for i in rows]
-            if self.policy.processors_read_text:
-                tokens = self.choose(slot, rows, window, place, drafts_here)
+            if self.settings.processors_read_text:
+                tokens = self.choose(slot, rows, sequences, place, drafts_here)
             else:
-                tokens = window.tokens[[place[i] for i in rows], slot]
+                tokens = sequences.tokens[[place[i] for i in rows], slot]
             self.read_column(slot, rows, tokens)
             if drafts_here is not None:
                 for i, token, draft in zip(rows, tokens.tolist(), drafts_here, strict=True):
                     if token != draft:
                         self.rows[i].num_reachable = self.rows[i].num_read
 
-    def read_column(self, slot: int, rows: list[int], tokens: torch.Tensor) -> None:
+    def read_column(self, slot: int, rows: list[int], tokens: Tensor) -> None:
         """Puts the tokens of `rows` at `slot` into the text, and asks the criteria which of these rows end there."""
         width = self.prompt_width + slot
         self.ids[rows, width] = tokens
@@ -253,22 +259,22 @@ class Callbacks:
             row.alive = not is_done[i] and row.num_read < self.max_new_tokens
 
     def choose(
-        self, slot: int, rows: list[int], window: Window, place: dict[int, int], drafts: list[int] | None
-    ) -> torch.Tensor:
+        self, slot: int, rows: list[int], sequences: Sequences, place: dict[int, int], drafts: list[int] | None
+    ) -> Tensor:
         """Chooses a token for `slot` in each of `rows`, from the logits that the row keeps."""
         chosen_from = torch.stack([self.rows[i].logits[slot - self.rows[i].num_reachable] for i in rows])
         logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
         logits[rows] = chosen_from.float()
-        scores = self.policy.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
-        margin, drawn = self.policy.acceptance_margin, self.policy.noise
+        scores = self.settings.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
+        drawn = self.settings.noise
         noise = None if drawn is None else drawn.values[rows, slot % drawn.values.shape[1]]
         tokens, is_possible = choose_tokens(scores, noise)
         for i, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
-                refuse_impossible(i, int(window.prompt_lengths[place[i]]) + slot)
+                refuse_impossible(i, int(sequences.prompt_lengths[place[i]]) + slot)
         self.records.put(slot, rows, logits=chosen_from, scores=scores)
-        if drafts is not None and margin is not None:
-            tokens = draft_or_best(scores, tokens.new_tensor(drafts), margin)
+        if drafts is not None and self.settings.rule.margin is not None:
+            tokens = draft_or_best(scores, tokens.new_tensor(drafts), self.settings.rule.margin)
         return tokens
 
 
@@ -279,11 +285,9 @@ class ScoreRecords:
         asked_for = {"scores": generation_config.output_scores, "logits": generation_config.output_logits}
         returns = generation_config.return_dict_in_generate
         self.batch_size = batch_size
-        self.columns: dict[str, list[torch.Tensor]] = {
-            name: [] for name, asked in asked_for.items() if returns and asked
-        }
+        self.columns: dict[str, list[Tensor]] = {name: [] for name, asked in asked_for.items() if returns and asked}
 
-    def put(self, slot: int, rows: list[int], **values: torch.Tensor) -> None:
+    def put(self, slot: int, rows: list[int], **values: Tensor) -> None:
         """Records `scores` and `logits`, `[rows, vocabulary]` each, of one slot."""
         for name, columns in self.columns.items():
             value = values[name].float()
@@ -292,23 +296,23 @@ class ScoreRecords:
             columns[slot][rows] = value
 
     def put_selected(
-        self, window: Window, queries: WindowQueries, selected: torch.Tensor, logits: torch.Tensor, processors
+        self, sequences: Sequences, queries: Queries, selected: Tensor, logits: Tensor, processors
     ) -> None:
         """Records what the tokens of the selected slots were chosen from."""
         if not self.columns:
             return
         where = selected.nonzero()
-        rows, slots = window.batch_rows[where[:, 0]], queries.predicted_slots[tuple(where.T)]
+        rows, slots = sequences.index[where[:, 0]], queries.predicted_slots[tuple(where.T)]
         logits = logits[tuple(where.T)]  # [selected, vocabulary]
         scores = processed(logits, processors)
         for i, (row, slot) in enumerate(zip(rows.tolist(), slots.tolist(), strict=True)):
             self.put(slot, [row], logits=logits[i], scores=scores[i])
 
-    def scores_up_to(self, slot: int) -> tuple[torch.Tensor, ...] | None:
+    def scores_up_to(self, slot: int) -> tuple[Tensor, ...] | None:
         """The scores of the slots through `slot`, as criteria get them; None where they are not recorded."""
         return tuple(self.columns["scores"][: slot + 1]) if "scores" in self.columns else None
 
-    def of_text(self, num_tokens: torch.Tensor) -> dict[str, tuple[torch.Tensor, ...]]:
+    def of_text(self, num_tokens: Tensor) -> dict[str, tuple[Tensor, ...]]:
         """The records of each row's first `num_tokens` tokens, by name."""
         longest = int(num_tokens.max())
         return {
@@ -331,15 +335,15 @@ class TextStream:
         self.streamer = streamer
         self.shows_guesses = batch_size == 1 and any(hasattr(streamer, name) for name in ("put_draft", "put_window"))
         self.num_streamed = 0
-        self.guesses: tuple[torch.Tensor, torch.Tensor] | None = (
+        self.guesses: tuple[Tensor, Tensor] | None = (
             None  # tokens, and whether each is filled, of the one row up to the window's end
         )
 
-    def guess(self, tokens: torch.Tensor, filled: torch.Tensor) -> None:
+    def guess(self, tokens: Tensor, filled: Tensor) -> None:
         """Keeps tokens of the one row, guesses among them, until its final text has been handed on."""
         self.guesses = tokens, filled
 
-    def hand_on(self, new_tokens: torch.Tensor, num_final: int, is_alive: bool) -> None:
+    def hand_on(self, new_tokens: Tensor, num_final: int, is_alive: bool) -> None:
         """Hands on `[batch, slots]` new tokens up to `num_final`: a single row at once, several column by column."""
         new = new_tokens[:, self.num_streamed : num_final].cpu()
         if new.shape[1] > 0:

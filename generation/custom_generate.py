@@ -6,6 +6,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -18,14 +19,9 @@ from transformers.generation import BaseStreamer, GenerationMode
 from wedlm.generation.call import undone_on_error
 from wedlm.generation.decoding import WeDLMGenerateOutput, autoregressive_output, decode
 from wedlm.generation.model_check import check_fits
+from wedlm.generation.model_kind import is_stock
 from wedlm.generation.parameters import DEFAULTS, READS, check_parameters
-from wedlm.generation.stock import is_stock
-from wedlm.generation.transformers_internals import (
-    CACHE,
-    own_loop,
-    resolved_generation_config,
-    waits_for_other_ranks,
-)
+from wedlm.generation.transformers_internals import CACHE, own_loop, resolved_generation_config, waits_for_other_ranks
 from wedlm.generation.validation import check_decoding, check_support, refuse, take_look_up
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -59,7 +55,7 @@ class Verified:
     ):
         self.streamer, self.synced_gpus, self.loop, self.settings = streamer, synced_gpus, loop, settings
 
-    def __call__(self, *args: Any, **arguments: Any) -> "Verified | WeDLMGenerateOutput | torch.Tensor":
+    def __call__(self, *args: Any, **arguments: Any) -> "Verified | WeDLMGenerateOutput | Tensor":
         """Decodes, as generate() calls it; with parameters alone, returns the strategy with these parameters."""
         if args or "model" in arguments:
             return self.decode(*args, **arguments)
@@ -78,7 +74,7 @@ class Verified:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         **model_kwargs: Any,
-    ) -> WeDLMGenerateOutput | torch.Tensor:
+    ) -> WeDLMGenerateOutput | Tensor:
         streamer, synced_gpus = self.streamer, self.synced_gpus
         synced_gpus = waits_for_other_ranks(model) if synced_gpus is None else synced_gpus
         config = resolved(model, generation_config, self.settings)

@@ -19,6 +19,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     ContinuousBatchingConfig,
     ContinuousBatchingManager,
@@ -197,7 +198,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         synced_gpus: bool = False,
         streamer: BaseStreamer | None = None,
         **model_kwargs,
-    ) -> WeDLMGenerateOutput | torch.Tensor:
+    ) -> WeDLMGenerateOutput | Tensor:
         """Decodes a batch, every row at its own pace; `take_step` says what one step does."""
         arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         if generation_config.decoding == "autoregressive":

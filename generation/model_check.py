@@ -6,14 +6,14 @@ from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from wedlm.generation.decoding import forward_queries
+from wedlm.generation.model_kind import is_stock, kind_of
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.stock import is_stock, text_config_of
+from wedlm.generation.sequences import Queries, Text
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.generation.validation import REMEDY_OF_UNFIT
-from wedlm.generation.window import Text, WindowQueries
 
 LOCK = Lock()
 # The attention implementation with which a model has passed.
@@ -69,7 +69,7 @@ def check_anew(model: PreTrainedModel, num_rows: int) -> None:
 def branches_are_apart(model: PreTrainedModel, first_id: int, num_rows: int) -> bool:
     """Whether logits are much nearer to those of each branch alone than to those where every query sees all before."""
     device = "cpu" if model.device.type == "meta" else model.device
-    ids = torch.arange(first_id, first_id + 10, device=device) * 7919 % text_config_of(model).vocab_size
+    ids = torch.arange(first_id, first_id + 10, device=device) * 7919 % kind_of(model).config.vocab_size
     # [L a b c d e]: a and b are one branch behind the text and L, c and d the other, e comes later.
     text, last, first, second, later = ids[:4], ids[4:5], ids[5:7], ids[7:9], ids[9:]
     parts = [each.expand(num_rows, -1) for each in (text, last, first, second, later)]
@@ -80,21 +80,22 @@ def branches_are_apart(model: PreTrainedModel, first_id: int, num_rows: int) -> 
     return bool(distance <= 1e-4 * wanted.norm() or distance < 0.3 * blind_distance)
 
 
-def branch_logits(model: PreTrainedModel, parts: list[torch.Tensor], is_blind: bool) -> torch.Tensor:
+def branch_logits(model: PreTrainedModel, parts: list[Tensor], is_blind: bool) -> Tensor:
     """The logits of the text's first token, of both branches, and of what comes later, `[6, vocabulary]`.
 
     They are those of the first row, as a verified step computes them. With `is_blind` every query sees all before it.
     """
     text, last, first, second, later = parts
     num_rows, length = text.shape
+    forward = kind_of(model).forward
     cache = RowCache(num_rows, length + 8, text.device)
     prefix = Text(text, text.new_full((num_rows,), length), text.new_zeros(num_rows))
-    rows = [forward_queries(model, WindowQueries.of_text(prefix), cache, length)[0]]
+    rows = [forward(Queries.of_text(prefix), cache, length)[0]]
     cache.commit(prefix.lengths)
     steps = [(torch.cat([last, first, second], dim=-1), [0, 1, 2, 1, 2], [0, 0, 0, 1, 1]), (later, [1], [0])]
     for ids, offsets, visible in steps:
         query = torch.arange(ids.shape[1], device=text.device).expand_as(ids)
-        queries = WindowQueries(
+        queries = Queries(
             input_ids=ids,
             position_ids=(text.new_tensor(offsets) + length).expand_as(ids),
             logits_indices=query,
@@ -102,10 +103,10 @@ def branch_logits(model: PreTrainedModel, parts: list[torch.Tensor], is_blind: b
             is_predicted=query >= 0,
             visible_prefix=None if is_blind else text.new_tensor(visible).expand_as(ids),
         )
-        rows.append(forward_queries(model, queries, cache, int(cache.lengths[0]) + ids.shape[1])[0])
+        rows.append(forward(queries, cache, int(cache.lengths[0]) + ids.shape[1])[0])
         cache.commit(text.new_ones(num_rows))  # the branches are taken back
     return torch.cat([rows[0], rows[1][1:], rows[2]])
 
 
-def plain_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+def plain_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return model(input_ids=ids, use_cache=False, return_dict=True).logits[0]

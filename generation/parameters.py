@@ -1,5 +1,6 @@
 """The parameters of decoding; a file without torch, so that wrong values are refused before torch is there."""
 
+from collections.abc import Callable
 from typing import Any
 
 READS = {  # the parameters that each decoding reads
@@ -67,33 +68,65 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def or_none(is_right: Callable) -> Callable:
+    return lambda value: value is None or is_right(value)
+
+
+# What the value of each parameter has to be: a test of it, its name, and the remedy.
+VALUES: dict[str, tuple[Callable, str, str]] = {
+    "window_size": (
+        or_none(is_count),
+        "a number of slots",
+        "set it to an integer of 1 or more, or to None for the default",
+    ),
+    "entropy_threshold": (
+        or_none(is_amount),
+        "an entropy",
+        "set it to a number of nats from 0 to 1e30, or to None to fill one slot per forward",
+    ),
+    "distance_penalty": (is_amount, "a penalty", "set it to a number from 0 to 1e30"),
+    "query_cost": (
+        or_none(is_amount),
+        "a share of a forward",
+        "set it to a number from 0 to 1e30, or to None for the default",
+    ),
+    "acceptance_ratio": (
+        lambda value: is_amount(value) and 0 < value <= 1,
+        "a share",
+        "set it to a number above 0 and at most 1",
+    ),
+    "prompt_lookup_num_tokens": (
+        or_none(is_count),
+        "a number of drafts",
+        "set it to 0 for none, or to a positive integer",
+    ),
+    "max_matching_ngram_size": (
+        or_none(is_count),
+        "a number of tokens",
+        "set it to an integer of 1 or more, or leave it out",
+    ),
+    "prefill_chunk_size": (
+        or_none(is_count),
+        "a number of tokens",
+        "set it to an integer of 1 or more, or leave it out",
+    ),
+}
+
+
+def check_values(config: Any, *names: str) -> None:
+    """Refuses parameters of a generation config whose value is none."""
+    for name in names:
+        is_right, kind, remedy = VALUES[name]
+        if not is_right(value := getattr(config, name)):
+            raise ValueError(f"{name}={value!r} is not {kind}; {remedy}.")
+
+
 def check_parameters(config: Any) -> None:
     if config.decoding not in DECODINGS:
         raise ValueError(f"decoding={config.decoding!r} is unknown; choose one of {', '.join(map(repr, DECODINGS))}.")
-    if config.window_size is not None and not is_count(config.window_size):
+    check_values(config, *(name for name in DEFAULTS if name in VALUES))
+    if config.acceptance_ratio < 1 and config.decoding == "verified" and getattr(config, "do_sample", False):
         raise ValueError(
-            f"window_size={config.window_size!r} is not a number of slots; set it to an integer of 1 or more, or to "
-            "None for the default."
-        )
-    if config.entropy_threshold is not None and not is_amount(config.entropy_threshold):
-        raise ValueError(
-            f"entropy_threshold={config.entropy_threshold!r} is not an entropy; set it to a number of nats from 0 to "
-            "1e30, or to None to fill one slot per forward."
-        )
-    if not is_amount(config.distance_penalty):
-        raise ValueError(
-            f"distance_penalty={config.distance_penalty!r} is not a penalty; set it to a number from 0 to 1e30."
-        )
-    if config.query_cost is not None and not is_amount(config.query_cost):
-        raise ValueError(
-            f"query_cost={config.query_cost!r} is not a share of a forward; set it to a number from 0 to 1e30, or to "
-            "None for the default."
-        )
-    ratio = config.acceptance_ratio
-    if not is_amount(ratio) or not 0 < ratio <= 1:
-        raise ValueError(f"acceptance_ratio={ratio!r} is not a share; set it to a number above 0 and at most 1.")
-    if ratio < 1 and config.decoding == "verified" and getattr(config, "do_sample", False):
-        raise ValueError(
-            f"acceptance_ratio={ratio!r} accepts drafts without drawing, and do_sample=True asks for draws; set "
-            "acceptance_ratio to 1.0, or do_sample to False."
+            f"acceptance_ratio={config.acceptance_ratio!r} accepts drafts without drawing, and do_sample=True asks "
+            "for draws; set acceptance_ratio to 1.0, or do_sample to False."
         )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
@@ -20,10 +20,10 @@ MOST_QUERIES = 64  # up to so many, query heads that share keys become further q
 class ForwardPlace(NamedTuple):
     """Where one forward writes in a RowCache, and how much of it the forward reads."""
 
-    entries: torch.Tensor  # [batch, 1, queries, 1]: the entry that each query writes
+    entries: Tensor  # [batch, 1, queries, 1]: the entry that each query writes
     valid_length: int  # the number of leading entries that the forward reads
-    row_lengths: torch.Tensor | None  # [batch]: what each row's last query sees, for attention that takes no mask
-    num_needed: torch.Tensor | None  # [batch, 1]: the number of leading queries that anything reads; None: all
+    row_lengths: Tensor | None  # [batch]: what each row's last query sees, for attention that takes no mask
+    num_needed: Tensor | None  # [batch, 1]: the number of leading queries that anything reads; None: all
 
 
 class RowLayer(DynamicLayer):
@@ -31,13 +31,13 @@ class RowLayer(DynamicLayer):
 
     is_compileable = True  # within its capacity
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self.keys, self.values = key_states[:, :, :0].clone(), value_states[:, :, :0].clone()
 
     def write(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, place: ForwardPlace, capacity: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, place: ForwardPlace, capacity: int
+    ) -> tuple[Tensor, Tensor]:
         """Writes a forward's keys and values at its place; returns the entries that it reads.
 
         The memory grows to `capacity` entries if it has too few.
@@ -56,21 +56,21 @@ class RowLayer(DynamicLayer):
             self.keys, self.values = grown(self.keys, capacity), grown(self.values, capacity)
 
 
-def put(states: torch.Tensor, entries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+def put(states: Tensor, entries: Tensor, new: Tensor) -> Tensor:
     if states.dtype != new.dtype:  # a cache passed in may have another dtype, and autocast changes keys alone
         dtype = torch.promote_types(states.dtype, new.dtype)
         states, new = states.to(dtype), new.to(dtype)
     return states.scatter_(2, entries.expand_as(new), new)
 
 
-def grown(states: torch.Tensor, capacity: int) -> torch.Tensor:
+def grown(states: Tensor, capacity: int) -> Tensor:
     # Zeros, since attention multiplies masked entries by zero: NaNs in fresh memory would survive that.
     new = states.new_zeros((*states.shape[:2], capacity, states.shape[3]))
     new[:, :, : states.shape[2]] = states
     return new
 
 
-def gathered(states: torch.Tensor, entries: torch.Tensor) -> torch.Tensor:
+def gathered(states: Tensor, entries: Tensor) -> Tensor:
     """`states[b, :, entries[b, i]]` for every i: `[batch, heads, i, head_dim]`."""
     entries = entries.to(states.device)[:, None, :, None]
     return states.gather(2, entries.expand(-1, states.shape[1], -1, states.shape[3]))
@@ -106,9 +106,7 @@ class RowCache(DynamicCache):
         self.place: ForwardPlace | None = None  # during a forward
 
     @classmethod
-    def of_columns(
-        cls, cache: DynamicCache, is_text: torch.Tensor, max_entries: int, keep_all: bool = False
-    ) -> "RowCache":
+    def of_columns(cls, cache: DynamicCache, is_text: Tensor, max_entries: int, keep_all: bool = False) -> "RowCache":
         """Copies the columns of `cache` that hold text, `is_text` `[batch, columns]`, and leaves `cache` as it is."""
         if is_text.shape[1] > 0 and len(cache.layers[0].keys) != len(is_text):
             raise ValueError(
@@ -126,7 +124,7 @@ class RowCache(DynamicCache):
             row_cache.layers[layer_idx].keys, row_cache.layers[layer_idx].values = keys, values
         return row_cache
 
-    def to_columns(self, is_text: torch.Tensor) -> DynamicCache:
+    def to_columns(self, is_text: Tensor) -> DynamicCache:
         """An ordinary cache of the whole batch, with an entry in each column that holds text and zeros elsewhere."""
         entries = (is_text.cumsum(-1) - 1).clamp(min=0)  # [batch, columns]
         parts = [*self.left_out, (self.batch_rows, [(layer.keys, layer.values) for layer in self.layers])]
@@ -149,10 +147,10 @@ class RowCache(DynamicCache):
         self,
         num_queries: int,
         valid_length: int,
-        visible_prefix: torch.Tensor | None = None,
+        visible_prefix: Tensor | None = None,
         knows_lengths: bool = False,
-        num_needed: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:
+        num_needed: Tensor | None = None,
+    ) -> Tensor | None:
         """Gives the next forward its place behind each row's length; returns which entries each query sees.
 
         Fused layers may leave out the queries behind the first `num_needed` of a row, which nothing reads.
@@ -207,12 +205,12 @@ class RowCache(DynamicCache):
         """Whether the memory has so many entries, as it has after a forward that reads them."""
         return len(self.layers) > 0 and self.layers[0].keys.shape[2] >= num_entries
 
-    def commit(self, num_kept: torch.Tensor) -> None:
+    def commit(self, num_kept: Tensor) -> None:
         """Ends the forward: its first `num_kept` `[batch]` queries stay."""
         self.lengths.add_(num_kept)
         self.place = None
 
-    def select(self, rows: torch.Tensor) -> None:
+    def select(self, rows: Tensor) -> None:
         """Goes on with these rows alone."""
         if self.keep_all:
             self.left_out.append((self.batch_rows, [(layer.keys, layer.values) for layer in self.layers]))
@@ -225,7 +223,7 @@ class RowCache(DynamicCache):
 # --- Attention ---
 
 
-def seen_entries(last: torch.Tensor, visible_prefix: torch.Tensor | None, valid_length: int) -> torch.Tensor:
+def seen_entries(last: Tensor, visible_prefix: Tensor | None, valid_length: int) -> Tensor:
     """Says which of the first `valid_length` entries each query sees, `[batch, 1, queries, entries]`.
 
     `last` is the entry of each query, the last one that it may see; for `visible_prefix` see `WindowQueries`.
@@ -239,9 +237,7 @@ def seen_entries(last: torch.Tensor, visible_prefix: torch.Tensor | None, valid_
     return is_seen[:, None]
 
 
-def score_bias(
-    is_seen: torch.Tensor | None, num_queries: int, config: PreTrainedConfig, like: torch.Tensor
-) -> torch.Tensor | None:
+def score_bias(is_seen: Tensor | None, num_queries: int, config: PreTrainedConfig, like: Tensor) -> Tensor | None:
     """Turns what queries see into what `attend` takes: a bias that is added to the scores.
 
     The query heads that share a head of keys become further queries, so the bias is repeated for each. A prompt has
@@ -265,14 +261,7 @@ def score_bias(
     return bias if is_eager else bias.repeat(1, 1, config.num_attention_heads // config.num_key_value_heads, 1)
 
 
-def attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bias: torch.Tensor | None,
-    scaling: float,
-    dropout: float,
-) -> torch.Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scaling: float, dropout: float) -> Tensor:
     """Attends to the entries of a cache by sdpa.
 
     With a mask, sdpa has no fast kernel for query heads that share keys. So these heads become further queries of one
@@ -297,9 +286,7 @@ def attend(
     return attended.reshape(batch, heads, num_queries, width)
 
 
-def attend_up_to(
-    row_lengths: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, module: nn.Module
-) -> torch.Tensor:
+def attend_up_to(row_lengths: Tensor, query: Tensor, keys: Tensor, values: Tensor, module: nn.Module) -> Tensor:
     """Attends by flash-attn: the last query of row b sees the first `row_lengths[b]` entries; no other is read."""
     attention = flash_function(module.config)
     dtype = get_target_dtype(query, module) or query.dtype  # flash-attn takes no float32, as PEFT and norms may make

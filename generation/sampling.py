@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, generation
 
 # Processors that look at scores alone, so that one call serves all slots.
@@ -22,7 +23,18 @@ PLAIN_PROCESSORS = {
 MOST_SCORES = 2**24  # that are in float32 at a time
 
 
-def over_slots(read: Callable, logits: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, ...]:
+class NoTokenError(ValueError):
+    """No token can be chosen: one sentence with the remedy."""
+
+
+def refuse_impossible(row: int, position: int) -> None:
+    raise NoTokenError(
+        f"No token has a finite score in row {row} at position {position}: the logits are not finite, or "
+        "suppress_tokens and the other logits processors leave nothing to choose; loosen them."
+    )
+
+
+def over_slots(read: Callable, logits: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
     """Applies `read` to the logits of every slot, a few slots at a time.
 
     `read` gets float32 `[n, vocabulary]`, so that there never is a float32 copy of all logits, and `[n]` of each other
@@ -40,7 +52,7 @@ def over_slots(read: Callable, logits: torch.Tensor, *more: torch.Tensor) -> tup
     return tuple(column.view(logits.shape[:2]) for column in columns)
 
 
-def choose_tokens(scores: torch.Tensor, noise: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def choose_tokens(scores: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Chooses a token from each `[..., vocabulary]` of processed scores; also returns whether any was possible.
 
     The likeliest is chosen; with Gumbel noise of the same shape it is drawn.
@@ -52,13 +64,13 @@ def choose_tokens(scores: torch.Tensor, noise: torch.Tensor | None = None) -> tu
     return tokens, best > -torch.inf  # False where it is NaN
 
 
-def likeliest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def likeliest(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The best token of each `[n, vocabulary]`, its share of the softmax, and whether it is possible."""
     best, tokens = scores.max(-1)
     return tokens, (best - scores.logsumexp(-1)).exp().nan_to_num(), best > -torch.inf  # False where it is NaN
 
 
-def draft_or_best(scores: torch.Tensor, drafts: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
+def draft_or_best(scores: Tensor, drafts: Tensor, margin: Tensor) -> Tensor:
     """Chooses the draft of each `[n, vocabulary]` of processed scores if it is accepted, else the likeliest token.
 
     A draft is accepted if it is possible and its score is at most `margin` below the best one; a negative draft
@@ -75,7 +87,7 @@ def reads_no_text(processor: LogitsProcessor) -> bool:
     return type(processor) in PLAIN_PROCESSORS
 
 
-def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Tensor:
+def processed(logits: Tensor, processors: LogitsProcessorList) -> Tensor:
     """Applies processors that read no text to `[n, vocabulary]` logits; what they get as ids is empty."""
     scores = logits.float()
     no_text = scores[:, :0]
@@ -84,7 +96,7 @@ def processed(logits: torch.Tensor, processors: LogitsProcessorList) -> torch.Te
     return scores
 
 
-def without_mask(logits: torch.Tensor, mask_token_id: int | None) -> torch.Tensor:
+def without_mask(logits: Tensor, mask_token_id: int | None) -> Tensor:
     """The logits with MASK made impossible."""
     if mask_token_id is None or mask_token_id >= logits.shape[-1]:
         return logits
@@ -113,7 +125,7 @@ class SlotNoise:
         self.values = torch.zeros(num_rows, num_slots, vocab_size, dtype=torch.float32, device=device)
         self.num_drawn = [0] * num_rows
         self.generators: list[torch.Generator] | None = None if generator is None else [generator]
-        self.states: list[torch.Tensor] = []  # of the device's generator, before each slot
+        self.states: list[Tensor] = []  # of the device's generator, before each slot
 
     def draw(
         self, rows: Sequence[int], num_committed: list[int], num_queries: list[int], limits: Sequence[int]
@@ -134,11 +146,11 @@ class SlotNoise:
                 for i in next_here:
                     self.keep(rows[i], noise[rows[i]])
 
-    def keep(self, row: int, noise: torch.Tensor) -> None:
+    def keep(self, row: int, noise: Tensor) -> None:
         self.values[row, self.num_drawn[row] % self.values.shape[1]] = noise
         self.num_drawn[row] += 1
 
-    def of_slot(self, slot: int) -> torch.Tensor:
+    def of_slot(self, slot: int) -> Tensor:
         """The noise of a slot in all rows, `[batch, vocabulary]`, drawn for the first time or again."""
         device = self.values.device
         if slot == len(self.states):
@@ -150,15 +162,15 @@ class SlotNoise:
         set_random_state(now, device)
         return noise
 
-    def drawn(self, num_rows: int, generator: torch.Generator | None = None) -> torch.Tensor:
+    def drawn(self, num_rows: int, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.empty_like(self.values[:num_rows, 0]).exponential_(generator=generator)
         return noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
 
-    def places(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def places(self, rows: Tensor, slots: Tensor) -> Tensor:
         """Where `at` finds the noise of `slots`, `[batch, n]`."""
         return rows[:, None] * self.values.shape[1] + slots % self.values.shape[1]
 
-    def at(self, places: torch.Tensor) -> torch.Tensor:
+    def at(self, places: Tensor) -> Tensor:
         return self.values.flatten(0, 1)[places]
 
     def give_back(self, num_tokens: int) -> None:
@@ -167,11 +179,11 @@ class SlotNoise:
             set_random_state(self.states[num_tokens], self.values.device)
 
 
-def random_state(device: torch.device) -> torch.Tensor:
+def random_state(device: torch.device) -> Tensor:
     return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 
 
-def set_random_state(state: torch.Tensor, device: torch.device) -> None:
+def set_random_state(state: Tensor, device: torch.device) -> None:
     if device.type == "cpu":
         torch.set_rng_state(state)
     else:

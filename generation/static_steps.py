@@ -1,17 +1,18 @@
 """cache_implementation="static": steps of a few fixed shapes, each of which becomes one CUDA graph."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, logging
 
 from wedlm.generation.call import Call
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.sampling import SlotNoise
+from wedlm.generation.sequences import Settings, State, Status
 from wedlm.generation.transformers_internals import (
     Waits,
     allow_any_length,
@@ -21,10 +22,9 @@ from wedlm.generation.transformers_internals import (
     keep_address,
     num_changes,
 )
-from wedlm.generation.window import Policy, Window
 
 logger = logging.get_logger(__name__)
-Step = Callable[[], torch.Tensor]  # takes a step, and returns its status
+Step = Callable[[], Tensor]  # takes a step, and returns its status
 
 # The memory of static steps, which a model keeps from call to call until `model.free_static_memory()`. A call takes it
 # away and brings it back when it has succeeded, so that two threads never share it.
@@ -32,89 +32,77 @@ KEPT: WeakKeyDictionary[PreTrainedModel, "StaticSteps"] = WeakKeyDictionary()
 
 
 class StaticSteps:
-    """A window and a cache whose tensors stay where they are, and the steps that calls take in them.
+    """State and cache whose tensors stay where they are, and the steps that calls take in them.
 
-    Every step has as many queries for each row as a window may need, of which those behind the window do nothing. It
-    reads a number of entries rounded up by `bucketed`. The host reads the status of the step before the one that runs,
-    so that the device never waits. So one more step runs when all rows have ended, and changes nothing.
+    Every step has as many queries for each sequence as one may need, of which those that it does not need do nothing.
+    It reads a number of entries rounded up by `bucketed`. The host reads the status of the step before the one that
+    runs, so that the device never waits. So one more step runs when all sequences have ended, and changes nothing.
 
     The first step that reads so many entries runs as any other. Then a graph of it is captured, which takes all later
     ones.
     """
 
-    def __init__(self, model: PreTrainedModel, window: Window, max_entries: int):
-        self.surroundings = surroundings(model)
-        self.window = replace(window, **{name: value.clone() for name, value in tensors(window)})
-        self.cache = RowCache(len(window.start), max_entries, window.start.device, is_static=True)
-        for _, buffer in tensors(self.window):
+    def __init__(self, call: Call, state: State, max_entries: int):
+        self.surroundings, self.strategy = surroundings(call.model), call.strategy
+        self.state = State(*(part._make(tensor.clone() for tensor in part) for part in state))
+        self.cache = RowCache(len(call.input_ids), max_entries, call.input_ids.device, is_static=True)
+        for buffer in (*self.state.tensors, self.cache.lengths):
             keep_address(buffer)
-        keep_address(self.cache.lengths)
-        self.noise: torch.Tensor | None = None
+        self.noise: Tensor | None = None
         self.graphs: dict[int, Step] = {}  # by the number of entries that the step reads
         self.built_in: Any = None  # what the graphs hold, apart from the values of tensors
-        self.policy: Policy | None = None  # whose tensors the graphs read
+        self.settings: Settings | None = None  # whose tensors the graphs read
         self.pool: Any = None  # the memory that they share
-        for name in (*window.PER_SLOT, *window.PER_COLUMN):
-            allow_any_length(getattr(self.window, name), 1)
+        for buffer in self.state.of_any_width:
+            allow_any_length(buffer, 1)
 
     @classmethod
-    def of(cls, call: Call, policy: Policy, window: Window) -> "StaticSteps":
+    def of(cls, call: Call, settings: Settings, state: State) -> "StaticSteps":
         """The steps that the model's last call left if this call fits into them, else new ones."""
         steps, asked_for = KEPT.pop(call.model, None), getattr(call.generation_config, "max_cache_len", None) or 0
         max_entries = max(call.max_entries, asked_for + 2 * call.window_size)
-        if steps is None or not steps.fit(call.model, window, max_entries):
-            num_slots, num_columns = bucketed(window.tokens.shape[1]) - 1, bucketed(window.num_columns)
-            window = window.with_room(num_slots, num_columns, policy.blank)
-            steps = cls(call.model, window, bucketed(max_entries))
+        if steps is None or not steps.fit(call, state, max_entries):
+            num_slots, num_columns = state.room
+            state = state.with_room(bucketed(num_slots + 1) - 1, bucketed(num_columns), settings.blank)
+            steps = cls(call, state, bucketed(max_entries))
         steps.cache.lengths.zero_()
-        if policy.noise is not None:
-            if steps.noise is None or steps.noise.shape != policy.noise.values.shape:
-                steps.noise = policy.noise.values
+        if settings.noise is not None:
+            if steps.noise is None or steps.noise.shape != settings.noise.values.shape:
+                steps.noise = settings.noise.values
                 keep_address(steps.noise)
-            policy.noise.values = steps.noise
+            settings.noise.values = steps.noise
         return steps
 
-    def fit(self, model: PreTrainedModel, window: Window, max_entries: int) -> bool:
-        shapes, own_shapes = (
-            {name: value.shape for name, value in tensors(each) if name not in window.PER_SLOT + window.PER_COLUMN}
-            for each in (window, self.window)
-        )
+    def fit(self, call: Call, state: State, max_entries: int) -> bool:
         return (
-            self.surroundings == surroundings(model)
-            and type(window) is type(self.window)
-            and shapes == own_shapes
-            and window.scratch_slot <= self.window.scratch_slot
-            and window.num_columns <= self.window.num_columns
+            self.surroundings == surroundings(call.model)
+            and self.strategy == call.strategy
+            and all(room <= own for room, own in zip(state.room, self.state.room, strict=True))
+            and shapes_of(state.with_room(*self.state.room, 0)) == shapes_of(self.state)
             and max_entries <= self.cache.max_entries
         )
 
     def take_all(
-        self,
-        model: PreTrainedModel,
-        policy: Policy,
-        window: Window,
-        status: torch.Tensor,
-        step: Callable,
-        is_compiled: bool,
-    ) -> None:
-        """Steps on from `window` and its `status` until all rows have ended. Then `window` shares the buffers.
+        self, call: Call, settings: Settings, state: State, status: Tensor, step: Callable, is_compiled: bool
+    ) -> State:
+        """Steps on from `state` and its `status` until all sequences have ended; returns a copy of their state.
 
         A step that is compiled is not captured: it has its own graphs.
         """
-        room = (self.window.scratch_slot, self.window.num_columns)
-        put_into(self.window, window.with_room(*room, policy.blank))
+        put_into(self.state, state.with_room(*self.state.room, settings.blank))
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
                 keep_address(states)
                 allow_any_length(states, 2)
-        num_queries, rows = window.most_queries(policy), range(len(window.start))
+        num_queries, sequences = settings.strategy.most_queries(settings), state.sequences
         query = torch.arange(num_queries, device=status.device)
         fix_length(query, 0)
-        noise, captures = policy.noise, not is_compiled and may_capture(model)
-        policy = self.settled(model, policy) if captures else policy
-        prompt_lengths, limits = (() if noise is None else x.tolist() for x in (window.prompt_lengths, window.limit))
-        seen, under_way = window.read_status(status.tolist()), None
-        while any(seen.alive):
+        noise, captures = settings.noise, not is_compiled and may_capture(call.model)
+        settings = self.settled(call.model, settings) if captures else settings
+        rows, lengths = range(len(sequences.index)), (sequences.prompt_lengths, sequences.limit)
+        prompt_lengths, limits = (() if noise is None else each.tolist() for each in lengths)
+        seen, under_way = Status.read(status.tolist(), sequences), None
+        while any(seen.is_alive):
             # One step has been taken since, which may have committed all its queries; this one comes behind it.
             length = min(bucketed(max(seen.num_committed) + 2 * num_queries), self.cache.max_entries)
             valid = torch.arange(length, device=status.device)
@@ -122,28 +110,26 @@ class StaticSteps:
             if noise is not None:
                 new = [n - length for n, length in zip(seen.num_committed, prompt_lengths, strict=True)]
                 noise.draw(rows, new, [2 * num_queries] * len(new), limits)
-            take = partial(step, model, policy, self.window, self.cache, query, valid)
+            take = partial(step, call.kind, settings, self.state, self.cache, query, valid)
             report = Report(self.replayed(length, take) if captures else take())
             if under_way is not None:
-                seen = window.read_status(under_way.values())
+                seen = Status.read(under_way.values(), sequences)
             under_way = report
-        done = self.window.with_room(window.scratch_slot, self.window.num_columns, policy.blank)
-        for name, value in tensors(done):
-            setattr(window, name, value)
+        return self.state.with_room(*self.state.room, settings.blank)
 
-    def settled(self, model: PreTrainedModel, policy: Policy) -> Policy:
-        """The policy whose tensors the graphs read, with the values of this one; other graphs are dropped."""
+    def settled(self, model: PreTrainedModel, settings: Settings) -> Settings:
+        """The settings whose tensors the graphs read, with the values of these; other graphs are dropped."""
         layers = [layer.keys.data_ptr() for layer in self.cache.layers]
-        built_in = (layers, state_of(model), [built_in_of(value) for value in policy])
-        if self.policy is None or built_in != self.built_in:
-            self.built_in, self.policy, self.graphs = built_in, policy, {}
+        built_in = (layers, state_of(model), [built_in_of(value) for value in settings.values])
+        if self.settings is None or built_in != self.built_in:
+            self.built_in, self.settings, self.graphs = built_in, settings, {}
             self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
-        for own, new in zip(self.policy, policy, strict=True):
-            if isinstance(own, torch.Tensor):
+        for own, new in zip(self.settings.values, settings.values, strict=True):
+            if isinstance(own, Tensor):
                 own.copy_(new)
-        return self.policy
+        return self.settings
 
-    def replayed(self, length: int, take: Step) -> torch.Tensor:
+    def replayed(self, length: int, take: Step) -> Tensor:
         """Takes a step that reads so many entries, by its graph if there is one."""
         if length in self.graphs:
             return self.graphs[length]()
@@ -178,7 +164,7 @@ def cuda_graph(step: Step, device: torch.device, pool: Any) -> Step:
         generator.graphsafe_set_state(generator.clone_state())
         raise
 
-    def replay() -> torch.Tensor:
+    def replay() -> Tensor:
         graph.replay()
         return status
 
@@ -205,7 +191,7 @@ def state_of(model: PreTrainedModel) -> tuple:
     weights = [
         # A change in place counts, too: fused layers keep what they made of draft weights. (Quantized weights have no
         # address.)
-        (each.data_ptr() if type(each.data) is torch.Tensor else id(each), num_changes(each))
+        (each.data_ptr() if type(each.data) is Tensor else id(each), num_changes(each))
         for each in (*model.parameters(), *model.buffers())
     ]
     adapters = [
@@ -217,8 +203,8 @@ def state_of(model: PreTrainedModel) -> tuple:
 
 
 def built_in_of(value: Any) -> Any:
-    """Returns what a graph holds of a field of a policy: all but the values of a tensor."""
-    if isinstance(value, torch.Tensor):
+    """Returns what a graph holds of a setting: all but the values of a tensor."""
+    if isinstance(value, Tensor):
         return value.shape, value.dtype
     if isinstance(value, SlotNoise):
         return value.values.data_ptr()
@@ -228,7 +214,7 @@ def built_in_of(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 # --- Buffers ---
@@ -243,7 +229,7 @@ def surroundings(model: PreTrainedModel) -> tuple:
 class Report:
     """A tensor of the device that the host reads, at once or later."""
 
-    def __init__(self, tensor: torch.Tensor):
+    def __init__(self, tensor: Tensor):
         self.tensor = tensor.to("cpu", non_blocking=True, copy=True)  # the next step overwrites it
         self.event = None if tensor.device.type == "cpu" else torch.Event(device=tensor.device)
         if self.event is not None:
@@ -255,13 +241,14 @@ class Report:
         return self.tensor.tolist()
 
 
-def put_into(buffers: Window, window: Window) -> None:
-    for name, value in tensors(window):
-        getattr(buffers, name).copy_(value)
+def put_into(buffers: State, state: State) -> None:
+    for buffer, value in zip(buffers.tensors, state.tensors, strict=True):
+        if value is not buffer:
+            buffer.copy_(value)
 
 
-def tensors(window: Window) -> list[tuple[str, torch.Tensor]]:
-    return [(field.name, getattr(window, field.name)) for field in fields(window)]
+def shapes_of(state: State) -> list[torch.Size]:
+    return [tensor.shape for tensor in state.tensors]
 
 
 def bucketed(number: int) -> int:

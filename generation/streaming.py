@@ -1,131 +1,145 @@
 """Streaming and blockwise decoding: entropy says which slots are filled, and the leading filled ones are committed."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from transformers import GenerationConfig
 
 from wedlm.generation.callbacks import Callbacks
 from wedlm.generation.sampling import choose_tokens, over_slots, processed
-from wedlm.generation.window import Policy, Window, WindowQueries
+from wedlm.generation.sequences import Queries, Sequences, Settings, State, Strategy
 
 
-@dataclass
-class StreamingWindow(Window):
-    """A window of open and filled slots. A filled slot keeps its token; it is final when no open slot is before it."""
+class Rule(NamedTuple):
+    """Which slots a step fills, and when the filled ones are committed."""
 
-    filled: torch.Tensor  # [batch, slots + 1]: whether the slot has its token
-    end: torch.Tensor  # [batch]: the slot behind the window's last one
-
-    PER_SLOT: ClassVar[tuple[str, ...]] = (*Window.PER_SLOT, "filled")
+    entropy_threshold: Tensor | None  # [], in nats
+    distance_penalty: Tensor  # []
+    is_blockwise: bool  # a window is committed when all of it is filled: the paper's ablation
 
     @classmethod
-    def own_fields(cls, zeros, max_new_tokens: int, policy: Policy, prompt: torch.Tensor | None) -> dict:
-        return {
-            "filled": zeros(max_new_tokens + 1, dtype=torch.bool),
-            "end": zeros() + min(policy.window_size, max_new_tokens),
-        }
-
-    @property
-    def num_queries(self) -> torch.Tensor:
-        return self.end - self.start
-
-    def queries(self, width: int, policy: Policy) -> WindowQueries:
-        """The filled slots in position order, then a MASK for each open one in position order; these predict."""
-        query = policy.arange[:width]
-        slots = self.start[:, None] + query  # [batch, width]
-        inside = slots < self.end[:, None]
-        slots = slots.clamp(max=self.scratch_slot)
-        filled = self.filled.gather(1, slots) & inside
-        # 0 for filled, 1 for open, 2 behind the window; stable, so that each group stays in position order.
-        order = (2 - inside.int() - filled.int()).argsort(dim=-1, stable=True)
-        slots = slots.gather(1, order)
-        num_filled = filled.sum(-1, keepdim=True)
-        indices = query[: policy.window_size] + num_filled
-        num_needed = self.num_queries[:, None]
-        is_predicted = indices < num_needed
-        indices = indices.clamp(max=width - 1)
-        return WindowQueries(
-            input_ids=self.tokens.gather(1, slots).masked_fill(query >= num_filled, policy.mask_token_id),
-            position_ids=self.prompt_lengths[:, None] + slots,
-            logits_indices=indices,
-            predicted_slots=slots.gather(1, indices),
-            is_predicted=is_predicted,
-            num_needed=num_needed,
+    def of(cls, config: GenerationConfig, window_size: int, query_cost: float, device: torch.device) -> "Rule":
+        threshold = config.entropy_threshold
+        return cls(
+            entropy_threshold=None if threshold is None else torch.full((), float(threshold), device=device),
+            distance_penalty=torch.full((), float(config.distance_penalty), device=device),
+            is_blockwise=config.decoding == "blockwise",
         )
 
-    def count_forward(self, queries: WindowQueries) -> None:
-        self.forwards = self.forwards + self.alive
-        self.window_queries = self.window_queries + self.num_queries
 
-    def fill(
-        self, queries: WindowQueries, logits: torch.Tensor, policy: Policy, callbacks: Callbacks | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Fills the open slots that their entropy selects."""
-        noise, slots = policy.noise, queries.predicted_slots
+class Slots(NamedTuple):
+    """Which slots have their token. It is final when no open slot stands before it."""
 
-        def read(logits: torch.Tensor, places: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-            if policy.processors_read_text:
-                return (entropy_of(logits),)
-            scores = processed(logits, policy.processors)
-            return entropy_of(logits), *choose_tokens(scores, None if noise is None else noise.at(places))
-
-        places = () if noise is None else (noise.places(self.batch_rows, slots),)
-        entropy, *chosen = over_slots(read, logits, *places)
-        threshold, penalty = policy.entropy_threshold, policy.distance_penalty
-        selected = select_slots(entropy, slots, queries.is_predicted, threshold, penalty)
-        if policy.processors_read_text:
-            selected, tokens = callbacks.choose_run(self, queries, selected, logits)
-            is_possible = torch.ones_like(selected)
-        else:
-            tokens, is_possible = chosen
-            is_possible = is_possible | ~selected
-        self.filled.scatter_(1, self.put_tokens(slots, selected, tokens), selected)
-        if callbacks is not None:
-            callbacks.note_filled(self, queries, selected, logits)
-        return self.num_run(policy), is_possible
-
-    def num_run(self, policy: Policy) -> torch.Tensor:
-        """The number of slots behind the leading ones that are filled without a gap, `[batch]`."""
-        slots = self.behind_leading[:, None] + policy.arange[: policy.window_size]
-        return self.filled.gather(1, slots.clamp(max=self.scratch_slot)).cumprod(-1).sum(-1)
-
-    def advance(self, num_run: torch.Tensor, policy: Policy, num_rows: int) -> torch.Tensor:
-        """Commits the leading slots. The next forward commits the new run, and as many open slots join the window.
-
-        The window of a row that has ended becomes empty.
-        """
-        num_kept = self.num_leading
-        self.start = self.start + num_kept
-        self.num_leading = num_run * self.may_commit(num_run)
-        end = (self.end + self.num_leading).clamp(max=self.limit)
-        self.end = torch.where(self.alive, end, self.start)
-        return num_kept
-
-    def may_commit(self, num_run: torch.Tensor) -> torch.Tensor:
-        return self.alive
+    filled: Tensor  # [batch, slots + 1]
 
 
-@dataclass
-class BlockwiseWindow(StreamingWindow):
-    """A window that commits only when every slot of it is filled: the paper's ablation."""
-
-    def may_commit(self, num_run: torch.Tensor) -> torch.Tensor:
-        return self.alive & (num_run == self.num_queries)
+def begin(sequences: Sequences, settings: Settings) -> State:
+    num_queries = sequences.limit.clamp(max=settings.window_size)
+    filled = torch.zeros_like(sequences.tokens, dtype=torch.bool)
+    return State(sequences._replace(num_queries=num_queries), Slots(filled))
 
 
-def entropy_of(logits: torch.Tensor) -> torch.Tensor:
+def queries(state: State, width: int, settings: Settings) -> Queries:
+    """The filled slots in position order, then a MASK for each open one in position order; these predict."""
+    (sequences, kept), query = state, settings.arange[:width]
+    num_needed = sequences.num_queries[:, None]
+    inside = query < num_needed
+    slots = (sequences.num_committed[:, None] + query).clamp(max=sequences.scratch_slot)  # [batch, width]
+    filled = kept.filled.gather(1, slots) & inside
+    # 0 for filled, 1 for open, 2 behind the window; stable, so that each kind stays in position order.
+    order = (2 - inside.int() - filled.int()).argsort(dim=-1, stable=True)
+    slots, num_filled = slots.gather(1, order), filled.sum(-1, keepdim=True)
+    indices = query[: settings.window_size] + num_filled
+    is_predicted, indices = indices < num_needed, indices.clamp(max=width - 1)
+    return Queries(
+        input_ids=sequences.tokens.gather(1, slots).masked_fill(query >= num_filled, settings.mask_token_id),
+        position_ids=sequences.prompt_lengths[:, None] + slots,
+        logits_indices=indices,
+        predicted_slots=slots.gather(1, indices),
+        is_predicted=is_predicted,
+        num_needed=num_needed,
+    )
+
+
+def choose(
+    state: State, queries: Queries, logits: Tensor, settings: Settings, callbacks: Callbacks | None
+) -> tuple[State, Tensor, Tensor, Tensor]:
+    """Fills the open slots that their entropy selects; those filled without a gap are final."""
+    (sequences, kept), slots = state, queries.predicted_slots
+    sequences = sequences.counted(sequences.is_alive)
+
+    def read(logits: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+        if settings.processors_read_text:
+            return (entropy_of(logits),)
+        scores = processed(logits, settings.processors)
+        return entropy_of(logits), *choose_tokens(scores, settings.noise_at(*places))
+
+    entropy, *chosen = over_slots(read, logits, *settings.noise_places(sequences, queries))
+    threshold, penalty = settings.rule.entropy_threshold, settings.rule.distance_penalty
+    selected = select_slots(entropy, slots, queries.is_predicted, threshold, penalty)
+    if settings.processors_read_text:
+        selected, tokens = callbacks.choose_run(sequences, queries, selected, logits)
+        is_possible = torch.ones_like(selected)
+    else:
+        tokens, is_possible = chosen
+    kept.filled.scatter_(1, sequences.write(slots, selected, tokens), selected)
+    if callbacks is not None:
+        callbacks.note_filled(sequences, kept.filled, queries, selected, logits)
+    state = State(sequences, kept)
+    return state, *run_of(state, settings), selected <= is_possible
+
+
+def run_of(state: State, settings: Settings) -> tuple[Tensor, Tensor]:
+    """The tokens behind the final ones, `[batch, window_size]`, and how many of them are filled without a gap."""
+    slots = state.sequences.num_final[:, None] + settings.arange[: settings.window_size]
+    slots = slots.clamp(max=state.sequences.scratch_slot)
+    return state.sequences.tokens.gather(1, slots), state.kept.filled.gather(1, slots).cumprod(-1).sum(-1)
+
+
+def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> tuple[State, Tensor]:
+    """Commits the pending slots. The new final ones become pending, and as many open slots join the window.
+
+    The window of a sequence that has ended becomes empty.
+    """
+    (sequences, kept), num_kept = state, state.sequences.num_pending
+    num_committed, num_left = sequences.num_final, sequences.num_queries - num_kept
+    may_commit = sequences.is_alive
+    if settings.rule.is_blockwise:
+        may_commit = may_commit & (num_new == num_left)
+    num_pending = num_new * may_commit
+    num_queries = torch.minimum(num_left + num_pending, sequences.limit - num_committed) * sequences.is_alive
+    sequences = sequences._replace(
+        num_committed=num_committed, num_final=num_committed + num_pending, num_queries=num_queries
+    )
+    return State(sequences, kept), num_kept
+
+
+STREAMING = Strategy(
+    rule=Rule.of,
+    begin=begin,
+    first_queries=lambda state, settings: queries(state, settings.window_size, settings),
+    most_queries=lambda settings: 2 * settings.window_size,  # filled slots, which it commits, and a window of others
+    queries=queries,
+    choose=choose,
+    commit=commit,
+    guesses=lambda state: None,  # `Callbacks.note_filled` has them from the logits
+    counts=lambda state, window_size: {},
+)
+
+
+def entropy_of(logits: Tensor) -> Tensor:
     """Entropy in nats of the softmax over the last dimension, in float32."""
     return torch.special.entr(logits.float().softmax(-1)).sum(-1)
 
 
 def select_slots(
-    entropy: torch.Tensor,
-    slots: torch.Tensor,
-    is_open: torch.Tensor,
-    entropy_threshold: torch.Tensor | float | None,
-    distance_penalty: torch.Tensor | float,
-) -> torch.Tensor:
+    entropy: Tensor,
+    slots: Tensor,
+    is_open: Tensor,
+    entropy_threshold: Tensor | float | None,
+    distance_penalty: Tensor | float,
+) -> Tensor:
     """Selects the open slots to fill now; every row with an open slot fills at least one.
 
     adjusted = entropy + distance_penalty * (slot - first open slot)

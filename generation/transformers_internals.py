@@ -11,6 +11,7 @@ from inspect import signature
 
 import torch
 import transformers
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import Cache
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
@@ -282,4 +283,4 @@ def shape_depends_on_values(func, args):
 def is_copy_between_devices(func, args, output):
     if func.overloadpacket not in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
         return False
-    return any(each.device != output.device for each in args[:2] if isinstance(each, torch.Tensor))
+    return any(each.device != output.device for each in args[:2] if isinstance(each, Tensor))

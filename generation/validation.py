@@ -10,14 +10,13 @@ from inspect import signature
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import logging
 from transformers.utils.generic import is_flash_attention_requested
 
-from wedlm.generation.parameters import AS_IT_IS, DEFAULTS, READS, is_count
-from wedlm.generation.row_cache import flash_function
-from wedlm.generation.stock import (
+from wedlm.generation.model_kind import (
     FULL,
     SLIDING,
     decodings_of,
@@ -28,6 +27,9 @@ from wedlm.generation.stock import (
     text_config_of,
     unstretched_positions,
 )
+from wedlm.generation.parameters import AS_IT_IS, DEFAULTS, READS, check_values
+from wedlm.generation.row_cache import flash_function
+from wedlm.generation.sampling import NoTokenError
 from wedlm.generation.transformers_internals import CACHE, attention_of, drops_cache, keeps_state
 
 logger = logging.get_logger(__name__)
@@ -73,17 +75,6 @@ def refuse(
     )
 
 
-class NoTokenError(ValueError):
-    """No token can be chosen: one sentence with the remedy."""
-
-
-def refuse_impossible(row: int, position: int) -> None:
-    raise NoTokenError(
-        f"No token has a finite score in row {row} at position {position}: the logits are not finite, or "
-        "suppress_tokens and the other logits processors leave nothing to choose; loosen them."
-    )
-
-
 def check_inputs(inputs: object) -> None:
     """Refuses prompts in another form than generate() takes: `[batch, columns]` of token ids."""
     kind = type(inputs).__name__
@@ -94,7 +85,7 @@ def check_inputs(inputs: object) -> None:
             f"inputs is text ({kind}), and generate() takes token ids; tokenize it: "
             'model.generate(**tokenizer(text, return_tensors="pt")).'
         )
-    if not isinstance(inputs, torch.Tensor):
+    if not isinstance(inputs, Tensor):
         raise ValueError(f"inputs is a {kind}; pass a tensor of token ids, such as torch.tensor([ids]).")
     if inputs.is_floating_point() or inputs.dtype == torch.bool:
         raise ValueError(f"input_ids has dtype {inputs.dtype}; pass token ids as integers, such as input_ids.long().")
@@ -105,7 +96,7 @@ def check_inputs(inputs: object) -> None:
         )
 
 
-def check_in_vocabulary(input_ids: torch.Tensor, vocab_size: int) -> None:
+def check_in_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
     """Refuses ids that the model has no embedding for; waits for the device."""
     if ((input_ids < 0) | (input_ids >= vocab_size)).any():
         worst = input_ids.max().item() if input_ids.max() >= vocab_size else input_ids.min().item()
@@ -133,12 +124,7 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
             refuse("layer_types", config.layer_types, generation_config, REMEDY_OF_LAYERS)
         check_rope(model, math.inf, generation_config)
     check_attention(model, config, generation_config)
-    chunk_size = generation_config.prefill_chunk_size
-    if chunk_size is not None and not is_count(chunk_size):
-        raise ValueError(
-            f"prefill_chunk_size={chunk_size!r} is not a number of tokens; set it to an integer of 1 or more, or "
-            "leave it out."
-        )
+    check_values(generation_config, "prefill_chunk_size")
     not_offered = NOT_OFFERED | ({"cache_implementation": (None, "dynamic")} if is_stock(model) else {})
     for name, harmless in not_offered.items():
         if (value := getattr(generation_config, name, None)) not in harmless:
@@ -195,24 +181,14 @@ def take_look_up(generation_config: GenerationConfig) -> None:
 
 def check_look_up(generation_config: GenerationConfig) -> None:
     """Refuses a look-up of drafts where nothing verifies them, and numbers that are none, in every decoding."""
-    decoding = generation_config.decoding
-    num_looked_up, most_matched = generation_config.prompt_lookup_num_tokens, generation_config.max_matching_ngram_size
+    decoding, num_looked_up = generation_config.decoding, generation_config.prompt_lookup_num_tokens
     if num_looked_up is not None and decoding not in AS_IT_IS:
         raise ValueError(
             f"prompt_lookup_num_tokens={num_looked_up!r} is not offered by decoding={decoding!r}, whose drafts "
             "nothing verifies; leave it out (or reset it in model.generation_config), or pass "
             'decoding="verified" or "autoregressive".'
         )
-    if num_looked_up is not None and not is_count(num_looked_up):
-        raise ValueError(
-            f"prompt_lookup_num_tokens={num_looked_up!r} is not a number of drafts; set it to 0 for none, or to a "
-            "positive integer."
-        )
-    if most_matched is not None and not is_count(most_matched):
-        raise ValueError(
-            f"max_matching_ngram_size={most_matched!r} is not a number of tokens; set it to an integer of 1 or more, "
-            "or leave it out."
-        )
+    check_values(generation_config, "prompt_lookup_num_tokens", "max_matching_ngram_size")
 
 
 def check_attention(model: PreTrainedModel, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:

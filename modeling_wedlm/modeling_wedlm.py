@@ -1,14 +1,10 @@
 """The WeDLM model: a Qwen3, Qwen2.5 or Llama whose input may stand in any order of its positions."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -32,7 +28,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
     eager_attention_forward,
 )
-from transformers.utils import CONFIG_NAME, cached_file, can_return_tuple
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.generation_wedlm import WeDLMGenerationMixin
@@ -155,28 +151,8 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs):
         """Loads a checkpoint as transformers does, but pickled weights only with `use_safetensors=False`."""
-        name = pretrained_model_name_or_path
-        where = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder") if kwargs.get(key) is not None}
-        try:
-            return super().from_pretrained(name, *model_args, use_safetensors=use_safetensors, **kwargs)
-        except SafetensorError as error:
-            files = ", ".join(unreadable_weights(folder_of(name, where)))
-            raise OSError(
-                f"{files} of {name} is cut short or damaged ({error}); copy the checkpoint again, or load it from the "
-                "Hub with force_download=True."
-            ) from error
-        except OSError as error:
-            if (base := base_of_adapter(name)) is not None:
-                raise OSError(
-                    f"The base {base} of the adapter {name} cannot be loaded; pass the folder where it is now, and "
-                    "call load_adapter with the adapter, or correct base_model_name_or_path in adapter_config.json."
-                ) from error
-            if "safetensors" not in str(error):
-                raise
-            raise OSError(
-                f"The weights of {name} are missing or incomplete: {error} Copy or download them again, or pass "
-                "use_safetensors=False if they are pickled and you trust them."
-            ) from error
+        given = pretrained_model_name_or_path, *model_args
+        return super().from_pretrained(*given, use_safetensors=use_safetensors, **kwargs)
 
     def load_adapter(self, peft_model_id=None, *args, **kwargs):
         """Loads an adapter as transformers does, but refuses one that lacks weights or has others."""
@@ -187,35 +163,6 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
                 f"({len(wrong)} such weights in all); load the adapter of this model into a new one."
             )
         return loading
-
-
-def base_of_adapter(name: str | PathLike | None) -> str | None:
-    """Returns the base that the folder of an adapter names; None for any other folder or name."""
-    if name is None or Path(name, CONFIG_NAME).exists():
-        return None
-    try:
-        return json.loads(Path(name, "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def folder_of(name: str | PathLike, where: dict) -> Path:
-    """Returns the folder of a checkpoint that has been loaded."""
-    if Path(name).is_dir():
-        return Path(name, where.get("subfolder", ""))
-    return Path(cached_file(name, CONFIG_NAME, local_files_only=True, **where)).parent
-
-
-def unreadable_weights(folder: Path) -> list[str]:
-    """Returns the names of the weight files of a folder that cannot be opened."""
-    names = []
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError):
-            names.append(path.name)
-    return names
 
 
 class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
@@ -481,9 +428,7 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
         logits_to_keep=0,
         targets=None,
         target_weights=None,
-        gammas=None,
         teachers=None,
-        draft_places=None,
         **kwargs,
     ):
         """Predicts tokens, or computes a loss. All arguments not listed are those of `Qwen3ForCausalLM`.
@@ -494,13 +439,9 @@ class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausa
                 do not reach the head.
             target_weights (`torch.FloatTensor` of shape `(batch, queries)`, *optional*):
                 The weight of each query in the loss, needed with `targets`.
-            gammas (`torch.FloatTensor` of shape `(batch, queries)`, *optional*):
-                Ignored. It is a part of the collator's batch that metrics read.
             teachers (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
                 For training a draft adapter, in place of `targets`: the place in its row of the query whose prediction
                 each query has to make, -1 for none.
-            draft_places (`torch.LongTensor` of shape `(batch, queries)`, *optional*):
-                Ignored, as `gammas` is.
 
         Returns:
             `WeDLMTrainingOutput` with `targets` or `teachers`, otherwise `CausalLMOutputWithPast`.

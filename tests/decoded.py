@@ -9,10 +9,10 @@ from reference_decoder import Decoded
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import BaseStreamer
 
+from wedlm.generation import branches, verified
 from wedlm.generation.decoding import WeDLMGenerateOutput
 from wedlm.generation.parameters import DEFAULTS
-from wedlm.generation.verified import VerifiedWindow
-from wedlm.generation.window import Policy
+from wedlm.generation.sequences import Sequences, Settings, Strategy
 
 
 def generate(model, prompts, **arguments) -> list[Decoded]:
@@ -80,13 +80,28 @@ def run(model, prompts=PROMPTS, **arguments):
     return model.generate(**left_padded(prompts), **{**ARGUMENTS, **arguments}, return_dict_in_generate=True)
 
 
-def policy_with(window_size: int, query_cost: float = 0.0, **fields) -> Policy:
-    """The policy of a greedy call with default settings, without end tokens and look-up; `fields` replace its own."""
+def settings_with(strategy: Strategy, window_size: int, query_cost: float = 0.0, **fields) -> Settings:
+    """The settings of a greedy call with default values, without end tokens and look-up; `fields` replace its own."""
     generation_config = GenerationConfig(**DEFAULTS, num_looked_up=0, max_matching_ngram_size=None)
-    generation_config._eos_token_tensor = None
-    device = torch.device("cpu")
-    policy = Policy.of(generation_config, LogitsProcessorList(), window_size, MASK, device, query_cost)
-    return policy._replace(**fields)
+    settings = Settings(
+        window_size=window_size,
+        mask_token_id=MASK,
+        end_tokens=torch.empty(0).long(),
+        processors=LogitsProcessorList(),
+        processors_read_text=False,
+        arange=torch.arange(2 * window_size + 1),
+        noise=None,
+        strategy=strategy,
+        rule=strategy.rule(generation_config, window_size, query_cost, torch.device("cpu")),
+    )
+    return settings._replace(**fields)
+
+
+def begun(strategy: Strategy, settings: Settings, prompt_lengths, max_new_tokens: int):
+    """The state before the first forward pass over prompts of these lengths."""
+    lengths = torch.tensor(prompt_lengths)
+    prompt = torch.ones(len(lengths), int(lengths.max())).long()
+    return strategy.begin(Sequences.of_prompts(prompt, lengths, max_new_tokens, MASK), settings)
 
 
 class Recorder(BaseStreamer):
@@ -110,14 +125,15 @@ class DraftRecorder(Recorder):
 
 @contextmanager
 def steps_of_rows(num_rows: int):
-    """The drafts and the sizes of the groups of MASKs in each verified forward of each row, as they are taken."""
-    count_forward, steps = VerifiedWindow.count_forward, [[] for _ in range(num_rows)]
+    """The drafts and the sizes of the branches of MASKs in each verified step of each row, as they are taken."""
+    verify, steps = verified.verify, [[] for _ in range(num_rows)]
 
-    def noted(window, queries):
-        count_forward(window, queries)
+    def noted(state, queries, *more):
+        sequences, kept = state
         for i in queries.is_predicted[:, 0].nonzero()[:, 0].tolist():
-            drafts = window.drafts[i, : window.num_drafts[i]].tolist()
-            steps[window.batch_rows[i]].append((drafts, window.groups[i].diff().tolist()))
+            drafts = kept.tokens[i, : kept.num_drafts[i]].tolist()
+            steps[sequences.index[i]].append((drafts, kept.bounds[i].diff().tolist()))
+        return verify(state, queries, *more)
 
-    with patch.object(VerifiedWindow, "count_forward", noted):
+    with patch.object(branches, "verify", noted):
         yield steps

@@ -26,7 +26,7 @@ import wedlm
 from wedlm import DraftLoraConfig, convert_to_autoregressive, convert_to_wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.generation.stock import is_stock
+from wedlm.generation.model_kind import is_stock
 from wedlm.serving.grammars import Grammars
 
 TOKENS = 159  # of the tokenizer below; a WeDLM has MASK behind them

@@ -15,7 +15,7 @@ from torch import nn
 from wedlm.checkpoints.fingerprint import FIELDS, check_base, fingerprint
 from wedlm.checkpoints.resolve import DRAFT_TYPE
 from wedlm.fused.packed import PackedEmbedding
-from wedlm.generation.stock import is_stock
+from wedlm.generation.model_kind import is_stock
 from wedlm.modeling_wedlm.drafts import MASKED, MaskedLinear, are_known_to_be_true, drafts_outside
 from wedlm.training.stock_drafts import stock_draft_output
 

@@ -5,11 +5,11 @@ import os
 import zipfile
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.shards import INDEX_FILE, SINGLE_FILE, shard_names
-from wedlm.modeling_wedlm.modeling_wedlm import unreadable_weights
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.run_errors import TrainingError
 
@@ -91,6 +91,18 @@ def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | 
         if path.suffix in READABLE and not READABLE[path.suffix](path):
             return f"its {path.name} is cut short"
     return None
+
+
+def unreadable_weights(folder: Path) -> list[str]:
+    """Returns the names of the weight files of a folder that cannot be opened."""
+    names = []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError):
+            names.append(path.name)
+    return names
 
 
 def is_sharded(training: WeDLMTrainingArguments) -> bool:

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from wedlm.generation.stock import masks_of_layers
+from wedlm.generation.model_kind import masks_of_layers
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
 from wedlm.training.draft_loss import draft_loss
 from wedlm.training.dual_stream import StreamQueries, dense_mask

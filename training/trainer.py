@@ -15,7 +15,7 @@ from transformers.trainer_utils import has_length
 from wedlm.checkpoints.load import read_model
 from wedlm.checkpoints.resolve import DRAFT_TYPE, draft_adapter, how_to_convert, wedlm_folder
 from wedlm.checkpoints.tokenizer_files import load_tokenizer
-from wedlm.generation.stock import is_stock, mask_token_of
+from wedlm.generation.model_kind import is_stock, mask_token_of
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -28,7 +28,7 @@ from wedlm.training.loss_weights import scale_weights, weight_sums
 from wedlm.training.resume import last_complete_checkpoint, newest_complete
 from wedlm.training.run_errors import TrainingError
 from wedlm.training.target_loss import NO_TARGET
-from wedlm.training.training_metrics import METRICS
+from wedlm.training.training_metrics import METRICS, ONLY_FOR_METRICS
 
 # The values of a query without loss, in the batches of both objectives.
 NO_LOSS = {"targets": NO_TARGET, "gammas": 0, "teachers": NO_TEACHER, "draft_places": 0, "target_weights": 0}
@@ -155,7 +155,7 @@ class WeDLMTrainer(Trainer):
         return 1
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        outputs = model(**inputs)
+        outputs = model(**of_model(inputs))
         if model.training:
             if not outputs.loss.isfinite().all():  # waits for the device, as the filter of transformers does
                 self.refuse_loss(inputs, outputs)
@@ -203,7 +203,7 @@ class WeDLMTrainer(Trainer):
         """Returns the sums of each row where transformers expects logits, which it gathers over all processes."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            sums = self.metrics.row_sums(inputs, model(**inputs))
+            sums = self.metrics.row_sums(inputs, model(**of_model(inputs)))
         return None, sums, torch.zeros_like(sums)
 
     def evaluation_metrics(self, prediction) -> dict[str, float]:
@@ -315,6 +315,11 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
             "compute_metrics and compute_loss_func are not supported, because the model returns its loss and no "
             "logits; evaluate texts with generate() in a callback's on_evaluate."
         )
+
+
+def of_model(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the model takes of a batch."""
+    return {name: values for name, values in batch.items() if name not in ONLY_FOR_METRICS}
 
 
 def prepare(dataset, tokenizer: PreTrainedTokenizerBase | None, args: WeDLMTrainingArguments):

@@ -7,6 +7,7 @@ import torch
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMTrainingOutput
 from wedlm.training.data_options import MAX_WINDOW
 
+ONLY_FOR_METRICS = ("gammas", "draft_places")  # of a batch; the model does not take them
 GAMMA_BUCKETS = (0.25, 0.5, 0.75, 1.0)  # upper bounds, inclusive
 
 

@@ -18,8 +18,8 @@ from wedlm.batching.scheduler import MAX_PREFILLS, Scheduler, scores_bytes
 from wedlm.batching.settings_group import merged
 from wedlm.batching.shared_cache import SharedCache
 from wedlm.generation import verified
-from wedlm.generation.streaming import StreamingWindow
-from wedlm.generation.verified import VerifiedWindow
+from wedlm.generation.model_kind import ModelKind
+from wedlm.generation.sequences import Sequences
 
 MODEL = load(CHECKPOINTS / "q3").double()  # where no rounding decides
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
@@ -245,7 +245,7 @@ def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows(monkeypatch):
         if has_joined:
             assert {rows for _, rows in priced} == {num_rows}
         for group in batch.groups:
-            widths.setdefault(group.policy.query_cost, []).extend(each.num_queries for each in group.requests)
+            widths.setdefault(group.settings.rule.query_cost, []).extend(each.num_queries for each in group.requests)
     assert max(widths[0]) > max(widths[0.04]) >= max(widths[9]) == 1
 
 
@@ -363,8 +363,8 @@ def refusing(function, refused):
 
 def test_where_a_forward_finds_no_memory_the_longest_requests_fail(monkeypatch):
     requests = [request_of(TEXT[:5], **{**VERIFIED, "max_new_tokens": number}) for number in (12, 30, 20, 9)]
-    many = refusing(scheduler.forward_queries, lambda model, queries, *_: len(queries.input_ids) > 2)
-    monkeypatch.setattr(scheduler, "forward_queries", many)
+    many = refusing(ModelKind.forward, lambda kind, queries, *_: len(queries.input_ids) > 2)
+    monkeypatch.setattr(ModelKind, "forward", many)
     got, errors = run(Scheduler(MODEL, 10_000, 5), requests)
     assert {str(error) for error in errors.values()} == {REFUSAL} and set(errors) == {1, 2}
     assert all(got[i] == alone(TEXT[:5], **{**VERIFIED, "max_new_tokens": n}) for i, n in ((0, 12), (3, 9)))
@@ -386,7 +386,7 @@ def test_where_memory_is_refused_no_text_is_another_one(drawn, where, data):
         elif where == "allocate":
             patch.setattr(shared_cache, "zeros_like_states", refusing(shared_cache.zeros_like_states, refused))
         else:
-            patch.setattr(scheduler, "forward_queries", refusing(scheduler.forward_queries, refused))
+            patch.setattr(ModelKind, "forward", refusing(ModelKind.forward, refused))
         got, errors = run(batch, requests, arrivals)
     assert {str(error) for error in errors.values()} <= {REFUSAL}
     assert not (errors and where == "cache")  # A text that cannot be cached fails nobody.
@@ -394,7 +394,7 @@ def test_where_memory_is_refused_no_text_is_another_one(drawn, where, data):
 
 
 @given(
-    st.lists(drawn_requests(), min_size=1, max_size=3), st.sampled_from(["fill", "end_at", "advance"]),
+    st.lists(drawn_requests(), min_size=1, max_size=3), st.sampled_from(["choose", "ended", "commit"]),
     st.integers(1, 6),
 )  # fmt: skip
 @property_settings(20, deadline=None)
@@ -403,9 +403,12 @@ def test_the_prefix_cache_goes_before_a_request_fails(drawn, where, when):
     run(batch, [request_of(TEXT[:9], eos_token_id=None, max_new_tokens=4)])
     requests, calls, texts = requests_from(drawn), [], batch.prefix_cache.texts
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (StreamingWindow, VerifiedWindow):
-            refused = lambda *_: calls.append(None) or (len(calls) >= when and texts)  # noqa: E731
-            patch.setattr(kind, where, refusing(getattr(kind, where), refused))
+        refused = lambda *_: calls.append(None) or (len(calls) >= when and texts)  # noqa: E731
+        if where == "ended":
+            patch.setattr(Sequences, where, refusing(Sequences.ended, refused))
+        for call in (request.call for request in requests if where != "ended"):
+            function = refusing(getattr(call.strategy, where), refused)
+            call.strategy = call.strategy._replace(**{where: function})
         got, errors = run(batch, requests)
     assert set(errors) <= {i for i, request in enumerate(requests) if request.call.has_callbacks}
     assert_as_alone(drawn, got, cut_short=errors)
@@ -447,7 +450,7 @@ def test_a_request_that_cannot_join_leaves_the_others_as_they_are(monkeypatch):
     batch.add(request_of(TEXT[:5], name="a", **VERIFIED))
     batch.step()
     with monkeypatch.context() as patch:
-        patch.setattr("wedlm.batching.settings_group.joined_windows", lambda windows: 1 / 0)
+        patch.setattr("wedlm.batching.settings_group.joined", lambda states: 1 / 0)
         batch.add(request_of(TEXT[:9], name="b", **VERIFIED))
         assert names_of(each for each in batch.step() if each.error is not None) == ["b"]
     written = [token for request in batch.cached_requests for token in request.tokens[5:]]

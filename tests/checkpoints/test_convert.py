@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM, 
 
 from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.generation.model_kind import is_trained_in_masks
 from wedlm.generation.parameters import DEFAULTS
-from wedlm.generation.stock import is_trained_in_masks
 from wedlm.modeling_wedlm.hub_code import AUTO_MAP, flat_files
 
 

@@ -25,7 +25,7 @@ from wedlm.drafts.answers import Answerer
 from wedlm.drafts.prompt_split import Task, Tasks
 from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.work_file import WorkFile
-from wedlm.generation.stock import mask_token_of
+from wedlm.generation.model_kind import mask_token_of
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ import torch
 from decoded import MODELS, forwards_seen, generate
 from helpers import CHECKPOINTS, MASK, PAD, PROMPTS, left_padded, random_tokens
 from torch.nn.functional import pad
-from transformers import AutoConfig, GenerationConfig, LogitsProcessorList
+from transformers import AutoConfig, GenerationConfig
 
 from wedlm import WeDLMForCausalLM
 from wedlm.generation.parameters import DEFAULTS, default_window_size
 from wedlm.generation.transformers_internals import CACHE
-from wedlm.generation.window import Policy
+from wedlm.generation.verified import Rule
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_a_ratio_of_one_is_no_margin():
     margins = {}
     for ratio in (1.0, 0.5, 5e-324):
         config = GenerationConfig(**DEFAULTS | {"acceptance_ratio": ratio})
-        config._eos_token_tensor = config.num_looked_up = None  # generate() sets both
-        margins[ratio] = Policy.of(config, LogitsProcessorList(), 4, 9, torch.device("cpu")).acceptance_margin
+        config.num_looked_up = None  # as generate() sets it
+        margins[ratio] = Rule.of(config, 4, 0.0, torch.device("cpu")).margin
     assert margins[1.0] is None
     assert margins[0.5].exp().item() == pytest.approx(2) and margins[5e-324].isfinite()
 

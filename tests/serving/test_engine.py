@@ -26,9 +26,9 @@ from serving_client import (
 from tiny_tokenizer import END, QWEN3, make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from wedlm.batching import scheduler
 from wedlm.batching.manager import NO_MEMORY
 from wedlm.checkpoints.load import load_checkpoint
+from wedlm.generation.model_kind import ModelKind
 from wedlm.serving.engine import Engine, LatestOutputs
 from wedlm.serving.http_errors import DEAD, FULL, SERVER_FAILED, error_json
 from wedlm.serving.protocol import ChatRequest
@@ -298,7 +298,7 @@ def test_a_request_without_memory_may_come_again(checkpoint, served, monkeypatch
     async def story():
         async with running(served) as engine:
             errors = []
-            for place, name in ((scheduler, "forward_queries"), (engine.manager, "add_request")):
+            for place, name in ((ModelKind, "forward"), (engine.manager, "add_request")):
                 with monkeypatch.context() as patch:
                     patch.setattr(place, name, refuse_memory)
                     errors.append(await refused(engine, served))

@@ -22,7 +22,7 @@ from wedlm.batching.free_memory import free_memory, is_out_of_memory
 from wedlm.batching.request import Request
 from wedlm.batching.scheduler import BatchCounts, Scheduler, scores_bytes
 from wedlm.batching.settings_group import StepOutput
-from wedlm.generation.stock import text_config_of
+from wedlm.generation.model_kind import text_config_of
 
 logger = logging.get_logger(__name__)
 

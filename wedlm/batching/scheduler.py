@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Container, Iterable
-from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -16,10 +15,9 @@ from wedlm.batching.prefix_cache import CachedText, PrefixCache, num_common
 from wedlm.batching.request import Request
 from wedlm.batching.settings_group import SettingsGroup, StepOutput, merged
 from wedlm.batching.shared_cache import SharedCache
-from wedlm.generation.decoding import forward_queries
-from wedlm.generation.stock import text_config_of
+from wedlm.generation.model_kind import kind_of, text_config_of
+from wedlm.generation.sequences import Queries, Text
 from wedlm.generation.validation import named_weights
-from wedlm.generation.window import Text, WindowQueries
 
 SCORES = 4  # of each query and token, in float32, that are there at a time
 MAX_PREFILLS = 8  # forwards over prompts between two decoding steps
@@ -58,7 +56,8 @@ class Scheduler:
         max_work_bytes: float = math.inf,
         fixed_shapes: bool = False,
     ):
-        self.model, self.max_cached_tokens, self.chunk_size = model, max_cached_tokens, chunk_size
+        self.model, self.kind = model, kind_of(model)
+        self.max_cached_tokens, self.chunk_size = max_cached_tokens, chunk_size
         self.use_prefix_cache, self.max_work_bytes = use_prefix_cache and not fixed_shapes, max_work_bytes
         self.fixed_shapes = fixed_shapes
         self.device = torch.device("cpu") if model.device.type == "meta" else model.device
@@ -171,7 +170,7 @@ class Scheduler:
         return failed
 
     def run_step(
-        self, groups: list[SettingsGroup], queries: list[WindowQueries], longest: int, text: Text | None = None
+        self, groups: list[SettingsGroup], queries: list[Queries], longest: int, text: Text | None = None
     ) -> list[StepOutput]:
         """Takes groups on by one forward over their queries and the active rows of the cache.
 
@@ -183,7 +182,7 @@ class Scheduler:
             all_queries = all_queries.behind(text)
         for group in groups:
             group.draw_noise()
-        logits = forward_queries(self.model, all_queries, self.cache, longest + all_queries.input_ids.shape[1])
+        logits = self.kind.forward(all_queries, self.cache, longest + all_queries.input_ids.shape[1])
         num_kept = torch.zeros_like(self.cache.lengths) if text is None else text.lengths.clone()
         moved, statuses, outputs = [], [], []
         for group, own, rows in zip(groups, queries, all_rows, strict=True):
@@ -208,11 +207,10 @@ class Scheduler:
         return outputs
 
     def move_on(
-        self, group: SettingsGroup, queries: WindowQueries, logits: torch.Tensor
+        self, group: SettingsGroup, queries: Queries, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes a group on. Where memory is refused, once more without the prefix cache."""
         num_rows = 1 if self.fixed_shapes else self.cache.num_rows
-        window = copy(group.window)  # Its tensors are replaced, or get the same values again.
         with named_weights(self.model):
             try:
                 return group.move_on(queries, logits, num_rows)
@@ -220,7 +218,6 @@ class Scheduler:
                 # (Callbacks cannot be called again.)
                 if not is_out_of_memory(error) or not self.prefix_cache.texts or group.callbacks is not None:
                     raise
-            group.window = window
             self.prefix_cache.shrink(0)
             return group.move_on(queries, logits, num_rows)
 
@@ -317,7 +314,7 @@ class Scheduler:
             request.num_committed = min(request.num_committed + self.chunk_size, request.prompt_length)
         self.cache.activate(requests[0].cache_row, requests[0].cache_row + len(requests))
         if requests[0].num_committed < requests[0].prompt_length:
-            forward_queries(self.model, WindowQueries.of_text(text), self.cache, longest + text.tokens.shape[1])
+            self.kind.forward(Queries.of_text(text), self.cache, longest + text.tokens.shape[1])
             self.cache.commit(text.lengths)
             return []
         groups = merged([self.prefilling[request] for request in requests])
@@ -392,7 +389,7 @@ def rows_of(group: SettingsGroup, begin: int, device: torch.device) -> slice | t
     return slice(first, end) if rows == list(range(first, end)) else torch.tensor(rows, device=device)
 
 
-def combined(queries: list[WindowQueries], all_rows: list[slice | torch.Tensor], num_rows: int) -> WindowQueries:
+def combined(queries: list[Queries], all_rows: list[slice | torch.Tensor], num_rows: int) -> Queries:
     """The queries of all groups, each at its rows, without a text before them.
 
     Nothing reads the queries of rows that have no group, nor those that a row has beyond the ones of its group.
@@ -406,5 +403,5 @@ def combined(queries: list[WindowQueries], all_rows: list[slice | torch.Tensor],
             values[rows, : part.shape[1]] = part
         return values
 
-    names = [name for name in WindowQueries._fields if getattr(queries[0], name) is not None]
-    return WindowQueries(**{name: whole([getattr(each, name) for each in queries]) for name in names})
+    names = [name for name in Queries._fields if getattr(queries[0], name) is not None]
+    return Queries(**{name: whole([getattr(each, name) for each in queries]) for name in names})

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Hashable
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from wedlm.batching.request import Request
 from wedlm.batching.shared_cache import compacted
 from wedlm.generation.callbacks import Callbacks
-from wedlm.generation.decoding import move_on, opened
-from wedlm.generation.sampling import SlotNoise
-from wedlm.generation.validation import NoTokenError, named_weights, refuse_impossible
-from wedlm.generation.window import NO_SLOT, Policy, Window, WindowQueries
+from wedlm.generation.decoding import after_forward
+from wedlm.generation.sampling import NoTokenError, SlotNoise, refuse_impossible
+from wedlm.generation.sequences import NO_SLOT, Queries, Settings, State, joined
+from wedlm.generation.validation import named_weights
 
 
 class StepOutput(NamedTuple):
@@ -28,33 +28,32 @@ class StepOutput(NamedTuple):
 
 @dataclass
 class SettingsGroup:
-    """Requests with one policy, in one window. A request with callbacks has a group of its own."""
+    """Requests with the same settings, in one state. A request with callbacks has a group of its own."""
 
-    key: Hashable  # the settings; groups of equal keys are joined. None: the group stays alone
-    policy: Policy
-    window: Window
-    requests: list[Request]  # of each row of the window
+    key: Hashable  # of the settings; groups of equal keys are joined. None: the group stays alone
+    settings: Settings
+    state: State
+    requests: list[Request]  # of each row of the state
     callbacks: Callbacks | None
 
     @classmethod
     def from_request(cls, request: Request) -> "SettingsGroup":
         generator = torch.Generator(request.call.input_ids.device).manual_seed(request.seed)
-        policy, window, callbacks = opened(request.call, generator)
-        request.num_queries = int(window.num_queries)
-        return cls(request.settings_key, policy, window, [request], callbacks)
+        settings, state, callbacks = request.call.begin(generator)
+        request.num_queries = int(state.sequences.num_queries)
+        return cls(request.settings_key, settings, state, [request], callbacks)
 
     @classmethod
     def from_groups(cls, groups: list["SettingsGroup"]) -> "SettingsGroup":
         """Joins groups of equal keys."""
         first, requests = groups[0], [request for group in groups for request in group.requests]
         num_slots = max(request.max_new_tokens for request in requests)
-        num_columns = max(request.prompt_length for request in requests) if first.window.num_columns else 0
-        size = num_slots, num_columns, first.policy.blank
-        window = joined_windows([group.window.with_room(*size) for group in groups])
-        policy = first.policy
-        if policy.noise is not None:
-            policy = policy._replace(noise=joined_noise([group.policy.noise for group in groups]))
-        return cls(first.key, policy, window, requests, None)
+        num_columns = max(request.prompt_length for request in requests)
+        room, settings = (num_slots, num_columns, first.settings.blank), first.settings
+        state = numbered(joined([group.state.with_room(*room) for group in groups]))
+        if settings.noise is not None:
+            settings = settings._replace(noise=joined_noise([group.settings.noise for group in groups]))
+        return cls(first.key, settings, state, requests, None)
 
     def remove(self, requests: Container[Request]) -> None:
         """Goes on without some requests; the last rows fill the gaps."""
@@ -64,43 +63,43 @@ class SettingsGroup:
         kept = compacted(len(self.requests), removed)
         self.requests = [self.requests[row] for row in kept]
         if kept:
-            index = torch.tensor(kept, device=self.window.start.device)
-            self.window = self.window.select(index)
-            self.window.batch_rows = torch.arange(len(kept), device=index.device)
-            if self.policy.noise is not None:
-                self.policy = self.policy._replace(noise=selected_noise(self.policy.noise, kept))
+            rows = torch.tensor(kept, device=self.state.sequences.index.device)
+            self.state = numbered(self.state.select(rows))
+            if self.settings.noise is not None:
+                self.settings = self.settings._replace(noise=selected_noise(self.settings.noise, kept))
 
     # --- A step ---
 
     def draw_noise(self) -> None:
         """Draws the noise of all slots that the next forward can look at."""
-        if self.policy.noise is not None:
+        if self.settings.noise is not None:
             columns = [(r.num_committed - r.prompt_length, r.num_queries, r.max_new_tokens) for r in self.requests]
-            self.policy.noise.draw(list(range(len(columns))), *map(list, zip(*columns, strict=True)))
+            self.settings.noise.draw(list(range(len(columns))), *map(list, zip(*columns, strict=True)))
 
-    def first_queries(self) -> WindowQueries:
+    def first_queries(self) -> Queries:
         """The queries behind the prompts, in the first step of all requests."""
-        return self.window.first_queries(self.policy)
+        return self.settings.strategy.first_queries(self.state, self.settings)
 
-    def queries(self) -> WindowQueries:
-        return self.window.queries(max(1, *(request.num_queries for request in self.requests)), self.policy)
+    def queries(self) -> Queries:
+        width = max(1, *(request.num_queries for request in self.requests))
+        return self.settings.strategy.queries(self.state, width, self.settings)
 
-    def move_on(
-        self, queries: WindowQueries, logits: torch.Tensor, num_rows: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes the window on by the logits of a forward, and plans the next forward, which has `num_rows` rows.
+    def move_on(self, queries: Queries, logits: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes the state on by the logits of a forward pass, and plans the next one, which has `num_rows` rows.
 
         Returns:
-            `tuple[torch.LongTensor, torch.LongTensor]`: How many of the window's queries stay in the cache, `[rows]`,
+            `tuple[torch.LongTensor, torch.LongTensor]`: How many of the queries stay in the cache, `[rows]`,
             and what `outputs_from` reads, `[rows, numbers]`: the status of each row, the number of its final tokens,
             and the tokens that this step can have added.
         """
-        num_kept, status = move_on(self.policy, self.window, queries, logits, self.callbacks, num_rows)
-        window = self.window
-        num_final = window.num_tokens.where(~window.alive, window.behind_leading)
+        self.state, num_kept, status = after_forward(
+            self.settings, self.state, queries, logits, self.callbacks, num_rows
+        )
+        sequences = self.state.sequences
+        num_final = sequences.num_tokens.where(~sequences.is_alive, sequences.num_final)
         begin = torch.tensor([request.num_new for request in self.requests], device=status.device)
-        slots = begin[:, None] + torch.arange(self.policy.window_size + 1, device=status.device)
-        tokens = window.tokens.gather(1, slots.clamp(max=window.scratch_slot))
+        slots = begin[:, None] + torch.arange(self.settings.window_size + 1, device=status.device)
+        tokens = sequences.tokens.gather(1, slots.clamp(max=sequences.scratch_slot))
         return num_kept, torch.cat([status.T, num_final[:, None], tokens], dim=-1)
 
     def outputs_from(self, values: list[list[int]], model: PreTrainedModel) -> list[StepOutput]:
@@ -127,12 +126,10 @@ def merged(groups: list[SettingsGroup]) -> list[SettingsGroup]:
     return [SettingsGroup.from_groups(each) if len(each) > 1 else each[0] for each in of_key.values()]
 
 
-def joined_windows(windows: list[Window]) -> Window:
-    """The rows of windows of one kind, with room for as many slots and columns each, in one window."""
-    names = [field.name for field in fields(windows[0])]
-    window = type(windows[0])(**{name: torch.cat([getattr(each, name) for each in windows]) for name in names})
-    window.batch_rows = torch.arange(len(window.start), device=window.start.device)
-    return window
+def numbered(state: State) -> State:
+    """The same, with the sequences numbered in their order."""
+    index = state.sequences.index
+    return state._replace(sequences=state.sequences._replace(index=torch.arange(len(index), device=index.device)))
 
 
 def joined_noise(parts: list[SlotNoise]) -> SlotNoise:

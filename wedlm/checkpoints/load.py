@@ -41,8 +41,8 @@ from wedlm.checkpoints.shards import DTYPES, EMBEDDING, Shard
 from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.fused.layer import CLASSES
 from wedlm.fused.model import decoder_layers, fuse
+from wedlm.generation.model_kind import text_config_of
 from wedlm.generation.parameters import DEFAULTS
-from wedlm.generation.stock import text_config_of
 from wedlm.generation.transformers_internals import processors_of, resolved_generation_config
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm.checkpoints.limited_process import Refused
 from wedlm.checkpoints.rendering import render
-from wedlm.generation.stock import max_positions_of
+from wedlm.generation.model_kind import max_positions_of
 
 
 def encode(

@@ -14,7 +14,7 @@ from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.rendering import PROCESS
 from wedlm.commands.shared_options import GenerationOptions
 from wedlm.generation.custom_generate import resolved_config
-from wedlm.generation.stock import max_positions_of
+from wedlm.generation.model_kind import max_positions_of
 from wedlm.generation.transformers_internals import CACHE
 
 

@@ -10,7 +10,7 @@ from wedlm.checkpoints.prompt_ids import encode
 from wedlm.commands.answering import AnswerStreamer, answer, counts, load, seed
 from wedlm.commands.prompts import text_of_standard_input
 from wedlm.commands.shared_options import GenerationOptions
-from wedlm.generation.stock import decodings_of
+from wedlm.generation.model_kind import decodings_of
 
 HELP = """\
 /mode             show the decoding of answers

@@ -17,7 +17,7 @@ from wedlm.commands.answering import Answer, AnswerStreamer, answer, load, seed
 from wedlm.commands.command import table_console
 from wedlm.commands.shared_options import GenerationOptions
 from wedlm.evaluation.decodings import BASELINE
-from wedlm.generation.stock import decodings_of
+from wedlm.generation.model_kind import decodings_of
 
 
 def compare(prompts: list[str], options: GenerationOptions, raw: bool) -> None:

@@ -112,7 +112,7 @@ def choose(
     from wedlm.evaluation.timing import measured_query_cost
     from wedlm.evaluation.tuning import decide, most_lost, settings_to_try, with_agreement
     from wedlm.evaluation.work_file import WorkFile, resumable
-    from wedlm.generation.stock import decodings_of
+    from wedlm.generation.model_kind import decodings_of
 
     logging.set_verbosity_error()
     questions = questions_of(examples, measure, model, tokenizer, data, max_new_tokens)

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from wedlm.generation.decoding import forward_queries
+from wedlm.generation.model_kind import kind_of
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.stock import mask_token_of, text_config_of
-from wedlm.generation.window import Text, WindowQueries
+from wedlm.generation.sequences import Queries, Text
 
 Result = TypeVar("Result")
 NUM_QUERIES = (1, 8, 32)  # of the forwards that show what one more query costs
@@ -87,22 +86,23 @@ def query_cost_of(seconds: dict[int, float]) -> float:
 def measured_query_cost(model: PreTrainedModel) -> float:
     """The `query_cost` of verified decoding with this model, and its draft adapter, on this machine."""
     device = torch.device("cpu") if model.device.type == "meta" else model.device
-    cache, mask = RowCache(1, NUM_CACHED + max(NUM_QUERIES), device), mask_token_of(model)
+    cache, kind = RowCache(1, NUM_CACHED + max(NUM_QUERIES), device), kind_of(model)
+    mask = kind.mask_token_id
 
-    def queries_at(begin: int, number: int) -> WindowQueries:
+    def queries_at(begin: int, number: int) -> Queries:
         """Text, and as many MASKs behind it, if the model has one; the logits of all are read."""
-        tokens = torch.arange(number, device=device) % (mask or text_config_of(model).vocab_size)
+        tokens = torch.arange(number, device=device) % (mask or kind.config.vocab_size)
         if mask is not None:
             tokens[(number + 1) // 2 :] = mask
         text = Text(tokens[None], tokens.new_tensor([number]), tokens.new_tensor([begin]))
-        return WindowQueries.of_text(text)._replace(logits_indices=torch.arange(number, device=device)[None])
+        return Queries.of_text(text)._replace(logits_indices=torch.arange(number, device=device)[None])
 
     def forward(number: int) -> None:
         seen = torch.arange(1, number + 1, device=device)[None]  # so that a mask is made, as in decoding
         queries = queries_at(NUM_CACHED, number)._replace(visible_prefix=seen)
-        forward_queries(model, queries, cache, NUM_CACHED + number)
+        kind.forward(queries, cache, NUM_CACHED + number)
 
-    forward_queries(model, queries_at(0, NUM_CACHED), cache, NUM_CACHED)
+    kind.forward(queries_at(0, NUM_CACHED), cache, NUM_CACHED)
     cache.commit(torch.tensor([NUM_CACHED], device=device))
     calls = {number: lambda number=number: forward(number) for number in NUM_QUERIES}
     seconds = interleaved_seconds(calls, device, NUM_ROUNDS, num_warm_up=3)

@@ -19,8 +19,8 @@ from wedlm.checkpoints.limited_process import Refused
 from wedlm.checkpoints.prompt_ids import check_size
 from wedlm.checkpoints.rendering import render
 from wedlm.generation.call import check_length
+from wedlm.generation.model_kind import max_positions_of, text_config_of
 from wedlm.generation.parameters import check_parameters
-from wedlm.generation.stock import max_positions_of, text_config_of
 from wedlm.serving.detokenizer import Detokenizer, StopStrings
 from wedlm.serving.grammars import Grammars, grammar_processor
 from wedlm.serving.http_errors import unknown_model

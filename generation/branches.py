@@ -1,0 +1,173 @@
+"""Drafts of MASKs, for verified decoding of models that have a MASK.
+
+A forward pass has MASKs behind its drafts, and their logits are the next drafts. They must not see a draft that is
+rejected, and nobody knows beforehand which one that is. So they come in branches, one for each number of accepted
+drafts; a branch sees that many drafts and no other. Its first MASK stands at the slot that the step writes behind
+them, the others at the slots of the next drafts.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from wedlm.generation.callbacks import Callbacks
+from wedlm.generation.plan import plan_step, price
+from wedlm.generation.sampling import likeliest, over_slots, processed, without_mask
+from wedlm.generation.sequences import Queries, Sequences, Settings, State
+from wedlm.generation.verified import DECAY, MOST_CERTAIN, PRIOR, VERIFIED, all_but_last_committed, looked_up, verify
+
+NEXT_CHANCE = 0.7  # that a draft of a branch is accepted if those before it are, as long as nothing is known
+
+
+class Branches(NamedTuple):
+    """The drafts behind the text, the branches of MASKs behind these, and the record of those before them."""
+
+    verified_at: Tensor  # [batch, slots + 1]: as in `Drafts`
+    tokens: Tensor  # [batch, window_size - 1]: the drafts
+    estimates: Tensor  # [batch, window_size - 1]: P(accepted, if those before it are), by its scores or the match
+    chances: Tensor  # [batch, window_size - 1]: P(it and all before it are accepted), corrected by the record
+    num_drafts: Tensor  # [batch]: how many the next forward pass verifies
+    is_looked_up: Tensor  # [batch, 1]: whether the drafts come from the text
+    # [batch, window_size + 1]: the query where the branch for 0, 1, 2, ... accepted drafts begins, and where the last
+    # one ends, which is the number of queries
+    bounds: Tensor
+    most: Tensor  # [batch]: the most queries of a forward pass besides its first
+    # [batch, (observed, expected), (drafts of MASKs, looked up drafts, chances of a branch)]: sums over the steps,
+    # each of which counts DECAY of the next
+    record: Tensor
+
+
+def begin(sequences: Sequences, settings: Settings) -> State:
+    batch, size = len(sequences.index), settings.window_size
+    none = sequences.tokens.new_zeros(batch, size - 1)
+    branches = Branches(
+        verified_at=torch.zeros_like(sequences.tokens),
+        tokens=none,
+        estimates=none.float(),
+        chances=none.float(),
+        num_drafts=torch.zeros_like(sequences.index),
+        is_looked_up=none.new_zeros(batch, 1, dtype=torch.bool),
+        bounds=none.new_zeros(batch, size + 1),
+        # A limit below the window makes the window as small, whatever the shape of the steps is.
+        most=2 * sequences.limit.clamp(max=size) - 1,
+        record=none.new_zeros(batch, 2, 3, dtype=torch.float32),
+    )
+    return State(sequences, branches)
+
+
+def queries(state: State, width: int, settings: Settings) -> Queries:
+    """The pending last token of the text, the drafts, the MASKs. Text and drafts predict the slot behind theirs."""
+    (sequences, branches), query = state, settings.arange[:width]
+    bounds, num_needed = branches.bounds, branches.bounds[:, -1:]
+    is_text, is_used = query < bounds[:, :1], query < num_needed  # (drafts count as text)
+    branch = (bounds[:, 1:, None] <= query).sum(1)
+    num_seen = branch + sequences.num_pending[:, None]
+    # The first MASK of a branch stands at the slot behind the queries that it sees.
+    slot_shift = (num_seen - bounds.gather(1, branch)).masked_fill(is_text, 0)
+    slots = sequences.num_committed[:, None] + query + slot_shift
+    predicted_slots = slots + is_text
+    last = sequences.tokens.gather(1, sequences.num_committed[:, None])
+    tokens = torch.cat([last, branches.tokens, last.expand(-1, max(0, width - settings.window_size))], dim=-1)
+    return Queries(
+        # (Queries that a row does not need are its last token, not MASK, for which draft adapters would work.)
+        input_ids=tokens[:, :width].where(is_text, last.masked_fill(is_used, settings.blank)),
+        position_ids=sequences.prompt_lengths[:, None] + slots,
+        logits_indices=query.expand_as(slots),
+        predicted_slots=predicted_slots,
+        is_predicted=is_used & (predicted_slots < sequences.limit[:, None]),
+        visible_prefix=num_seen.masked_fill(is_text, 0),
+        num_needed=num_needed,
+    )
+
+
+def choose(
+    state: State, queries: Queries, logits: Tensor, settings: Settings, callbacks: Callbacks | None
+) -> tuple[State, Tensor, Tensor, Tensor]:
+    """Verifies the drafts, writes what is final now, and takes the next drafts, drawn where tokens are drawn."""
+
+    def read(logits: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+        if settings.processors_read_text:
+            scores = without_mask(logits, settings.mask_token_id)
+        else:
+            scores = processed(logits, settings.processors)
+        return likeliest(scores + settings.noise_at(*places) if places else scores)
+
+    tokens, shares, is_possible = over_slots(read, logits, *settings.noise_places(state.sequences, queries))
+    state, chosen, is_final = verify(state, queries, logits, tokens, settings, callbacks)
+    if settings.processors_read_text:  # the callbacks have refused what is impossible
+        is_possible = is_final
+    num_new = is_final.sum(-1)
+    state = draft(state, tokens, shares, num_new, settings)
+    return state, chosen, num_new, is_final <= is_possible[:, : is_final.shape[1]]
+
+
+def draft(state: State, tokens: Tensor, shares: Tensor, num_new: Tensor, settings: Settings) -> State:
+    """Takes the next drafts from the branch that saw the accepted ones, or looks them up in the text.
+
+    `tokens` and `shares` `[batch, queries]` are what each query predicts, and its share of the scores. The record of
+    how the drafts fared in this text corrects the estimates of each source.
+    """
+    (sequences, branches), order = state, settings.arange[1 : settings.window_size]
+    num_accepted = (num_new - 1).clamp(min=0)[:, None]
+
+    # 1. The drafts of both sources. (The first MASK of a branch stood for a token that is final now.)
+    bounds = branches.bounds.unfold(1, 2, 1).gather(1, num_accepted[..., None].expand(-1, -1, 2))
+    mask = bounds[..., 0] + order
+    is_made = mask < bounds[..., 1]
+    mask = mask.clamp(max=tokens.shape[1] - 1)
+    of_masks, estimates_of_masks = tokens.gather(1, mask), shares.gather(1, mask) * is_made
+    of_text, estimates_of_text = looked_up(sequences, num_new, settings)
+
+    # 2. Their chances, by the record of the steps before this one.
+    estimates = torch.stack([estimates_of_masks, estimates_of_text], dim=1)  # [batch, sources, drafts]
+    chances = (estimates * corrections(branches)[:, :2, None]).clamp(max=MOST_CERTAIN).cumprod(-1)
+    expected = chances.sum(-1)
+
+    # 3. What is recorded: the drafts that were verified, and the chances of this branch.
+    is_verified = order <= torch.minimum(num_new, branches.num_drafts)[:, None]
+    num_expected = (branches.estimates * is_verified).sum(-1, keepdim=True)
+    sources = branches.is_looked_up == settings.arange[:2]  # of MASKs, of the text
+    num_reached = (pad(chances[:, 0, :-1], (1, 0), value=1.0) * is_made).sum(-1)
+    of_drafts = torch.cat([num_accepted, num_expected], dim=-1)[..., None] * sources[:, None]
+    of_branches = torch.stack([expected[:, 0], NEXT_CHANCE * num_reached], dim=-1)[..., None]
+
+    # 4. The better source.
+    is_looked_up = expected[:, 1:] > expected[:, :1]
+    estimates, chances = (torch.where(is_looked_up, each[:, 1], each[:, 0]) for each in (estimates, chances))
+    branches = branches._replace(
+        tokens=torch.where(is_looked_up, of_text, of_masks),
+        estimates=estimates,
+        chances=chances,
+        is_looked_up=is_looked_up,
+        record=torch.cat([of_drafts, of_branches], dim=-1).add(branches.record, alpha=DECAY),
+    )
+    return State(sequences, branches)
+
+
+def corrections(branches: Branches) -> Tensor:
+    """Observed / expected, of the record and the PRIOR, `[batch, 3]`."""
+    sums = branches.record + PRIOR
+    return sums[:, 0] / sums[:, 1]
+
+
+def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> tuple[State, Tensor]:
+    """Commits all final tokens but the last, as without branches; plans drafts and MASKs of the next forward pass."""
+    sequences, num_kept = all_but_last_committed(state.sequences, num_new)
+    chances, next_chance = state.kept.chances, NEXT_CHANCE * corrections(state.kept)[:, 2:]
+    cost = price(sequences, settings, num_rows)
+    bounds = plan_step(chances, next_chance, sequences.num_open, state.kept.most, *cost)
+    num_drafts, bounds = bounds[:, 0], bounds + sequences.num_pending[:, None]
+    branches = state.kept._replace(num_drafts=num_drafts, bounds=bounds)
+    return State(sequences._replace(num_queries=bounds[:, -1]), branches), num_kept
+
+
+BRANCHES = VERIFIED._replace(
+    begin=begin,
+    # (A window of one slot has no drafts, so it needs no MASK.)
+    most_queries=lambda settings: 2 * settings.window_size if settings.window_size > 1 else 1,
+    queries=queries,
+    choose=choose,
+    commit=commit,
+)

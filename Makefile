@@ -159,7 +159,7 @@ test-vllm: .venv-vllm/installed real-model
 	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py tests/benchmarks/test_common.py
 
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:
-# `make mutants ONLY=generation/window.py NUM=50 SEED=1`.
+# `make mutants ONLY=generation/verified.py NUM=50 SEED=1`.
 NUM = 100
 SEED = 0
 mutants: .venv/installed

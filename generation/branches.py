@@ -87,17 +87,19 @@ def choose(
 ) -> tuple[State, Tensor, Tensor, Tensor]:
     """Verifies the drafts, writes what is final now, and takes the next drafts, drawn where tokens are drawn."""
 
-    def read(logits: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+    def read(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
         if settings.processors_read_text:
             scores = without_mask(logits, settings.mask_token_id)
         else:
             scores = processed(logits, settings.processors)
-        return likeliest(scores + settings.noise_at(*places) if places else scores)
+        return likeliest(scores + settings.noise_at(*noise_index) if noise_index else scores)
 
-    tokens, shares, is_possible = over_slots(read, logits, *settings.noise_places(state.sequences, queries))
-    state, chosen, is_final = verify(state, queries, logits, tokens, settings, callbacks)
-    if settings.processors_read_text:  # the callbacks have refused what is impossible
+    tokens, shares, is_possible = over_slots(read, logits, *settings.noise_index(state.sequences, queries))
+    if settings.processors_read_text:  # the callbacks choose, and refuse what is impossible
+        state, chosen, is_final = verify(state, queries, logits, None, settings, callbacks)
         is_possible = is_final
+    else:
+        state, chosen, is_final = verify(state, queries, logits, tokens, settings, callbacks)
     num_new = is_final.sum(-1)
     state = draft(state, tokens, shares, num_new, settings)
     return state, chosen, num_new, is_final <= is_possible[:, : is_final.shape[1]]

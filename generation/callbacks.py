@@ -228,7 +228,7 @@ class Callbacks:
         """
         before = [row.num_read for row in self.rows]
         alive = [i for i, row in enumerate(self.rows) if row.alive]
-        place = {row: i for i, row in enumerate(sequences.index.tolist())}
+        row_of = {row: i for i, row in enumerate(sequences.index.tolist())}
         first, last = min(self.rows[i].num_read for i in alive), max(self.rows[i].num_reachable for i in alive)
         for slot in range(first, last):
             alive = [i for i in alive if self.rows[i].alive]
@@ -237,11 +237,11 @@ class Callbacks:
                 return
             if not rows:
                 continue
-            drafts_here = None if drafts is None else [drafts[place[i]][slot - before[i]] for i in rows]
+            drafts_here = None if drafts is None else [drafts[row_of[i]][slot - before[i]] for i in rows]
             if self.settings.processors_read_text:
-                tokens = self.choose(slot, rows, sequences, place, drafts_here)
+                tokens = self.choose(slot, rows, sequences, row_of, drafts_here)
             else:
-                tokens = sequences.tokens[[place[i] for i in rows], slot]
+                tokens = sequences.tokens[[row_of[i] for i in rows], slot]
             self.read_column(slot, rows, tokens)
             if drafts_here is not None:
                 for i, token, draft in zip(rows, tokens.tolist(), drafts_here, strict=True):
@@ -259,7 +259,7 @@ class Callbacks:
             row.alive = not is_done[i] and row.num_read < self.max_new_tokens
 
     def choose(
-        self, slot: int, rows: list[int], sequences: Sequences, place: dict[int, int], drafts: list[int] | None
+        self, slot: int, rows: list[int], sequences: Sequences, row_of: dict[int, int], drafts: list[int] | None
     ) -> Tensor:
         """Chooses a token for `slot` in each of `rows`, from the logits that the row keeps."""
         chosen_from = torch.stack([self.rows[i].logits[slot - self.rows[i].num_reachable] for i in rows])
@@ -271,7 +271,7 @@ class Callbacks:
         tokens, is_possible = choose_tokens(scores, noise)
         for i, possible in zip(rows, is_possible.tolist(), strict=True):
             if not possible:
-                refuse_impossible(i, int(sequences.prompt_lengths[place[i]]) + slot)
+                refuse_impossible(i, int(sequences.prompt_lengths[row_of[i]]) + slot)
         self.records.put(slot, rows, logits=chosen_from, scores=scores)
         if drafts is not None and self.settings.rule.margin is not None:
             tokens = draft_or_best(scores, tokens.new_tensor(drafts), self.settings.rule.margin)

@@ -1,18 +1,4 @@
-"""generate() of a WeDLM model: parallel decoding behind transformers' own interface.
-
-The words of this folder:
-
-- row: a row of the batch.
-- slot: the place of one new token in a row; slot s is position prompt length + s. It is open until it has its token,
-  and committed when its key and value stay in the cache.
-- window: the slots behind the committed text that are being decided.
-- query: one position of a forward, a token or a MASK with its position id. Logits are computed for those in
-  `logits_indices`, and each of these predicts the token of one slot (`predicted_slots`).
-- entry: the place of one token's key and value in a row of a RowCache.
-- column: a place in tensors that all rows share: input_ids, attention_mask, an ordinary cache. Padding has columns.
-- draft, group (verified decoding): a token proposed for a slot, and MASKs that make the next drafts for one possible
-  number of accepted ones.
-"""
+"""generate() of a WeDLM model: parallel decoding behind transformers' own interface."""
 
 from functools import wraps
 from inspect import signature

@@ -17,8 +17,8 @@ from wedlm.generation.transformers_internals import CACHE, attention_of
 MOST_QUERIES = 64  # up to so many, query heads that share keys become further queries
 
 
-class ForwardPlace(NamedTuple):
-    """Where one forward writes in a RowCache, and how much of it the forward reads."""
+class CurrentForward(NamedTuple):
+    """What a RowCache has to know of the forward pass at hand: where it writes, and how much it reads."""
 
     entries: Tensor  # [batch, 1, queries, 1]: the entry that each query writes
     valid_length: int  # the number of leading entries that the forward reads
@@ -36,19 +36,19 @@ class RowLayer(DynamicLayer):
         self.keys, self.values = key_states[:, :, :0].clone(), value_states[:, :, :0].clone()
 
     def write(
-        self, key_states: Tensor, value_states: Tensor, place: ForwardPlace, capacity: int
+        self, key_states: Tensor, value_states: Tensor, current: CurrentForward, capacity: int
     ) -> tuple[Tensor, Tensor]:
-        """Writes a forward's keys and values at its place; returns the entries that it reads.
+        """Writes the keys and values of a forward pass; returns the entries that it reads.
 
         The memory grows to `capacity` entries if it has too few.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.reserve(place.valid_length, capacity)
-        entries = place.entries.to(self.device)
+        self.reserve(current.valid_length, capacity)
+        entries = current.entries.to(self.device)
         self.keys = put(self.keys, entries, key_states)
         self.values = put(self.values, entries, value_states)
-        return self.keys[:, :, : place.valid_length], self.values[:, :, : place.valid_length]
+        return self.keys[:, :, : current.valid_length], self.values[:, :, : current.valid_length]
 
     def reserve(self, num_entries: int, capacity: int) -> None:
         """Lets the memory grow to `capacity` entries if it has less than `num_entries`."""
@@ -103,7 +103,7 @@ class RowCache(DynamicCache):
         self.batch_rows = torch.arange(batch_size, device=device)  # the rows' indices in the batch of the call
         # batch_rows and each layer's keys and values, as they were before every select
         self.left_out: list[tuple] = []
-        self.place: ForwardPlace | None = None  # during a forward
+        self.current: CurrentForward | None = None  # during a forward
 
     @classmethod
     def of_columns(cls, cache: DynamicCache, is_text: Tensor, max_entries: int, keep_all: bool = False) -> "RowCache":
@@ -151,10 +151,10 @@ class RowCache(DynamicCache):
         knows_lengths: bool = False,
         num_needed: Tensor | None = None,
     ) -> Tensor | None:
-        """Gives the next forward its place behind each row's length; returns which entries each query sees.
+        """Begins a forward pass behind each row's length; returns which entries each query sees.
 
-        Fused layers may leave out the queries behind the first `num_needed` of a row, which nothing reads.
-        With `knows_lengths`, attention reads `place.row_lengths` instead of a mask where queries see all before them.
+        Fused layers may leave out the queries behind the first `num_needed` of a row, which nothing reads. With
+        `knows_lengths`, attention reads `current.row_lengths` instead of a mask where queries see all before them.
 
         Returns:
             `torch.BoolTensor` of shape `(batch, 1, queries, valid_length)`, or None where attention needs no mask.
@@ -164,7 +164,7 @@ class RowCache(DynamicCache):
         # (A row of a running batch that waits for the rest of its prompt may be longer than what is read.)
         needs_lengths = is_plain and knows_lengths
         row_lengths = (self.lengths + num_queries).clamp(max=valid_length).int() if needs_lengths else None
-        self.place = ForwardPlace(last[:, None, :, None], valid_length, row_lengths, num_needed)
+        self.current = CurrentForward(last[:, None, :, None], valid_length, row_lengths, num_needed)
         if needs_lengths or (is_plain and valid_length == num_queries):  # The latter: there are no other entries.
             return None
         return seen_entries(last, visible_prefix, valid_length)
@@ -172,14 +172,14 @@ class RowCache(DynamicCache):
     # What a stock model asks that makes its own causal mask: the layers' memory may be larger than what is read.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0 if self.place is None else self.place.valid_length - self.place.entries.shape[2]
+        return 0 if self.current is None else self.current.valid_length - self.current.entries.shape[2]
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         self.make_layers(layer_idx + 1)
-        return self.layers[layer_idx].write(key_states, value_states, self.place, self.capacity)
+        return self.layers[layer_idx].write(key_states, value_states, self.current, self.capacity)
 
     def make_layers(self, number: int) -> None:
         while len(self.layers) < number:
@@ -188,15 +188,15 @@ class RowCache(DynamicCache):
     @property
     def capacity(self) -> int:
         """The entries to which the memory grows where the forward at hand needs more than it has."""
-        return self.max_entries if self.is_static else min(2 * self.place.valid_length, self.max_entries)
+        return self.max_entries if self.is_static else min(2 * self.current.valid_length, self.max_entries)
 
     def attention(self, module, query, keys, values, bias, scaling, dropout=0.0, **kwargs):
         """Attends to what `update` has returned, as an attention function of transformers does."""
         if attention_of(module.config) == "eager":
             options = {"scaling": scaling, "dropout": dropout}
             return eager_attention_forward(module, query, keys, values, bias, **options, **kwargs)
-        if self.place.row_lengths is not None:
-            attended = attend_up_to(self.place.row_lengths, query, keys, values, module)
+        if self.current.row_lengths is not None:
+            attended = attend_up_to(self.current.row_lengths, query, keys, values, module)
         else:
             attended = attend(query, keys, values, bias, scaling, dropout)
         return attended.transpose(1, 2), None
@@ -208,7 +208,7 @@ class RowCache(DynamicCache):
     def commit(self, num_kept: Tensor) -> None:
         """Ends the forward: its first `num_kept` `[batch]` queries stay."""
         self.lengths.add_(num_kept)
-        self.place = None
+        self.current = None
 
     def select(self, rows: Tensor) -> None:
         """Goes on with these rows alone."""

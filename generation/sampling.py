@@ -166,12 +166,12 @@ class SlotNoise:
         noise = torch.empty_like(self.values[:num_rows, 0]).exponential_(generator=generator)
         return noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
 
-    def places(self, rows: Tensor, slots: Tensor) -> Tensor:
+    def index_of(self, rows: Tensor, slots: Tensor) -> Tensor:
         """Where `at` finds the noise of `slots`, `[batch, n]`."""
         return rows[:, None] * self.values.shape[1] + slots % self.values.shape[1]
 
-    def at(self, places: Tensor) -> Tensor:
-        return self.values.flatten(0, 1)[places]
+    def at(self, index: Tensor) -> Tensor:
+        return self.values.flatten(0, 1)[index]
 
     def give_back(self, num_tokens: int) -> None:
         """Leaves the device's generator as a loop leaves it that drew for `num_tokens` slots alone."""

@@ -129,12 +129,12 @@ class Settings(NamedTuple):
     strategy: "Strategy"
     rule: Any  # what the strategy alone reads
 
-    def noise_places(self, sequences: Sequences, queries: "Queries") -> tuple[Tensor, ...]:
+    def noise_index(self, sequences: Sequences, queries: "Queries") -> tuple[Tensor, ...]:
         """Where the noise of the predicted slots is; empty where no tokens are drawn."""
-        return () if self.noise is None else (self.noise.places(sequences.index, queries.predicted_slots),)
+        return () if self.noise is None else (self.noise.index_of(sequences.index, queries.predicted_slots),)
 
-    def noise_at(self, *places: Tensor) -> Tensor | None:
-        return self.noise.at(*places) if places else None
+    def noise_at(self, *index: Tensor) -> Tensor | None:
+        return self.noise.at(*index) if index else None
 
     @property
     def values(self) -> tuple:
@@ -159,8 +159,8 @@ class Strategy(NamedTuple):
     first_queries: Callable  # (state, settings) -> the queries behind the prompt in the first forward pass
     most_queries: Callable  # (settings) -> the most queries that a sequence needs in a later one
     queries: Callable  # (state, width, settings) -> the queries of the next one, `width` for each sequence
-    # (state, queries, logits, settings, callbacks) -> (state, new, num_new, is_possible): gives slots tokens. Of
-    # the tokens `new` `[batch, n]` the first `num_new` `[batch]` are final now; `is_possible` `[batch, n]` is False for
+    # (state, queries, logits, settings, callbacks) -> (state, new, num_new, is_possible): gives slots tokens. Of the
+    # tokens `new` `[batch, n]` the first `num_new` `[batch]` are final now; `is_possible` `[batch, n]` is False for
     # those of the first predicted slots that got a token without a finite score.
     choose: Callable
     # (state, num_new, settings, num_rows) -> (state, num_kept): says which queries stay in the cache, the first

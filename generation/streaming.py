@@ -69,13 +69,13 @@ def choose(
     (sequences, kept), slots = state, queries.predicted_slots
     sequences = sequences.counted(sequences.is_alive)
 
-    def read(logits: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+    def read(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
         if settings.processors_read_text:
             return (entropy_of(logits),)
         scores = processed(logits, settings.processors)
-        return entropy_of(logits), *choose_tokens(scores, settings.noise_at(*places))
+        return entropy_of(logits), *choose_tokens(scores, settings.noise_at(*noise_index))
 
-    entropy, *chosen = over_slots(read, logits, *settings.noise_places(sequences, queries))
+    entropy, *chosen = over_slots(read, logits, *settings.noise_index(sequences, queries))
     threshold, penalty = settings.rule.entropy_threshold, settings.rule.distance_penalty
     selected = select_slots(entropy, slots, queries.is_predicted, threshold, penalty)
     if settings.processors_read_text:

@@ -91,10 +91,10 @@ def choose(
     tokens, is_possible = None, queries.is_predicted
     if not settings.processors_read_text:  # else the callbacks choose, and refuse what is impossible
 
-        def read(logits: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
-            return choose_tokens(processed(logits, settings.processors), settings.noise_at(*places))
+        def read(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
+            return choose_tokens(processed(logits, settings.processors), settings.noise_at(*noise_index))
 
-        tokens, is_possible = over_slots(read, logits, *settings.noise_places(state.sequences, queries))
+        tokens, is_possible = over_slots(read, logits, *settings.noise_index(state.sequences, queries))
     state, tokens, is_final = verify(state, queries, logits, tokens, settings, callbacks)
     num_new = is_final.sum(-1)
     return draft(state, num_new, settings), tokens, num_new, is_final <= is_possible
@@ -120,17 +120,17 @@ def verify(
 ) -> tuple[State, Tensor, Tensor]:
     """Writes the accepted drafts and the model's token behind them; returns the tokens, and which of them are final.
 
-    `tokens` `[batch, n]` are those that the model chooses, unless callbacks choose them left to right.
+    `tokens` `[batch, n]` are those that the model chooses. None: callbacks choose them left to right.
     """
     (sequences, drafts), size = state, min(settings.window_size, queries.predicted_slots.shape[1])
     slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]
     order, num_drafts = settings.arange[:size], drafts.num_drafts[:, None]
     sequences = sequences.counted(may_fill[:, 0])
-    if settings.processors_read_text:
+    if tokens is None or settings.rule.margin is not None:
         proposed = pad(drafts.tokens, (0, 1))[:, :size].where(order < num_drafts, NO_TOKEN)
+    if tokens is None:
         tokens, is_final = callbacks.verify(sequences, slots, may_fill & (order <= num_drafts), proposed, logits)
     elif settings.rule.margin is not None:
-        proposed = pad(drafts.tokens, (0, 1))[:, :size].where(order < num_drafts, NO_TOKEN)
         tokens = nearly_best(proposed, logits, settings)
     tokens = tokens[:, :size]
     accepted = torch.minimum(num_accepted(drafts.tokens[:, :size], tokens[:, : settings.window_size - 1]), num_drafts)

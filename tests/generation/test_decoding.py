@@ -82,7 +82,7 @@ def test_no_step_copies_the_cache(model, monkeypatch):
 
     def watch(self, num_kept):
         addresses.append(self.layers[0].keys.data_ptr())
-        lengths.append(self.place.valid_length)
+        lengths.append(self.current.valid_length)
         capacities.append(self.layers[0].keys.shape[2])
         commit(self, num_kept)
 

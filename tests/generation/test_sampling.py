@@ -121,7 +121,7 @@ def test_noise_is_that_of_multinomial_for_all_rows_at_once(num_rows, num_slots, 
         noise.draw(rows, starts, widths, [limit] * num_rows)
         for row, (start, width) in enumerate(zip(starts, widths, strict=True)):
             slots = torch.arange(start, min(start + width + 1, limit))[None]
-            scores = probabilities[slots[0], row].log() + noise.at(noise.places(torch.tensor([row]), slots)[0])
+            scores = probabilities[slots[0], row].log() + noise.at(noise.index_of(torch.tensor([row]), slots)[0])
             assert torch.equal(scores.argmax(-1), expected[row, slots[0]])
             drawn = max(drawn, slots.shape[1] + start)
         starts = [

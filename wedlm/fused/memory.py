@@ -138,13 +138,13 @@ def fits(states: torch.Tensor, empty: torch.Tensor) -> bool:
 
 def tensors_of_rows(cache: RowCache, num_layers: int, queries: int, empty: torch.Tensor) -> list[torch.Tensor]:
     tensors: list[torch.Tensor] = []
-    if cache.is_static or cache.place is None:
+    if cache.is_static or cache.current is None:
         return tensors
     cache.make_layers(num_layers)
     for layer in cache.layers:
         if not layer.is_initialized:
             layer.lazy_initialization(empty, empty)
-        layer.reserve(cache.place.valid_length, cache.capacity)
+        layer.reserve(cache.current.valid_length, cache.capacity)
         tensors += (layer.keys, layer.values)
     return tensors
 

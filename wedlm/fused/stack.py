@@ -140,7 +140,7 @@ class Stack:
             forward.states = native.addressof(memory.states)
             forward.key_strides[:], forward.value_strides[:] = memory.strides
             if isinstance(cache, RowCache):
-                forward.lengths, forward.entries = cache.lengths.data_ptr(), cache.place.valid_length
+                forward.lengths, forward.entries = cache.lengths.data_ptr(), cache.current.valid_length
             else:
                 forward.entries = cache.layers[0].length + queries
         if not sees(forward, attention, attention_mask, **kwargs):

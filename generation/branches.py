@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wedlm.generation.callbacks import Callbacks
-from wedlm.generation.plan import plan_step, price
-from wedlm.generation.sampling import likeliest, over_slots, processed, without_mask
-from wedlm.generation.sequences import Queries, Sequences, Settings, State
+from wedlm.generation.plan import cost_of_query, decides_alone, plan_step
+from wedlm.generation.sampling import are_possible, best_tokens, share_of_best
+from wedlm.generation.sequences import Queries, Sequences, Settings, State, read_slots
 from wedlm.generation.verified import DECAY, MOST_CERTAIN, PRIOR, VERIFIED, all_but_last_committed, looked_up, verify
 
 NEXT_CHANCE = 0.7  # that a draft of a branch is accepted if those before it are, as long as nothing is known
@@ -63,7 +63,7 @@ def queries(state: State, width: int, settings: Settings) -> Queries:
     bounds, num_needed = branches.bounds, branches.bounds[:, -1:]
     is_text, is_used = query < bounds[:, :1], query < num_needed  # (drafts count as text)
     branch = (bounds[:, 1:, None] <= query).sum(1)
-    num_seen = branch + sequences.num_pending[:, None]
+    num_seen = branch + 1  # drafts, and the pending token
     # The first MASK of a branch stands at the slot behind the queries that it sees.
     slot_shift = (num_seen - bounds.gather(1, branch)).masked_fill(is_text, 0)
     slots = sequences.num_committed[:, None] + query + slot_shift
@@ -87,22 +87,18 @@ def choose(
 ) -> tuple[State, Tensor, Tensor, Tensor]:
     """Verifies the drafts, writes what is final now, and takes the next drafts, drawn where tokens are drawn."""
 
-    def read(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
-        if settings.processors_read_text:
-            scores = without_mask(logits, settings.mask_token_id)
-        else:
-            scores = processed(logits, settings.processors)
-        return likeliest(scores + settings.noise_at(*noise_index) if noise_index else scores)
+    def read(logits: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+        tokens, best = best_tokens(scores)
+        return tokens, best, share_of_best(scores, best)
 
-    tokens, shares, is_possible = over_slots(read, logits, *settings.noise_index(state.sequences, queries))
-    if settings.processors_read_text:  # the callbacks choose, and refuse what is impossible
-        state, chosen, is_final = verify(state, queries, logits, None, settings, callbacks)
-        is_possible = is_final
-    else:
-        state, chosen, is_final = verify(state, queries, logits, tokens, settings, callbacks)
+    tokens, best, shares = read_slots(read, logits, state.sequences, queries, settings)
+    chosen = None if settings.processors_read_text else tokens
+    state, new, is_final = verify(state, queries, logits, chosen, settings, callbacks)
+    if chosen is None:  # the callbacks have refused what is impossible
+        best = torch.zeros_like(best)
+    is_possible = is_final <= are_possible(best[:, : is_final.shape[1]])  # (implies)
     num_new = is_final.sum(-1)
-    state = draft(state, tokens, shares, num_new, settings)
-    return state, chosen, num_new, is_final <= is_possible[:, : is_final.shape[1]]
+    return draft(state, tokens, shares, num_new, settings), new, num_new, is_possible
 
 
 def draft(state: State, tokens: Tensor, shares: Tensor, num_new: Tensor, settings: Settings) -> State:
@@ -158,8 +154,8 @@ def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> 
     """Commits all final tokens but the last, as without branches; plans drafts and MASKs of the next forward pass."""
     sequences, num_kept = all_but_last_committed(state.sequences, num_new)
     chances, next_chance = state.kept.chances, NEXT_CHANCE * corrections(state.kept)[:, 2:]
-    cost = price(sequences, settings, num_rows)
-    bounds = plan_step(chances, next_chance, sequences.num_open, state.kept.most, *cost)
+    cost, is_alone = cost_of_query(sequences, settings, num_rows), decides_alone(settings)
+    bounds = plan_step(chances, next_chance, sequences.num_open, state.kept.most, cost, is_alone, settings.arange)
     num_drafts, bounds = bounds[:, 0], bounds + sequences.num_pending[:, None]
     branches = state.kept._replace(num_drafts=num_drafts, bounds=bounds)
     return State(sequences._replace(num_queries=bounds[:, -1]), branches), num_kept

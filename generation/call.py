@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,21 +37,22 @@ class Call:
         self,
         model: PreTrainedModel,
         input_ids: torch.LongTensor,
-        processors: LogitsProcessorList,
-        criteria: StoppingCriteriaList,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        synced_gpus: bool,
-        streamer: BaseStreamer | None,
-        model_kwargs: dict,
+        synced_gpus: bool = False,
+        streamer: BaseStreamer | None = None,
+        **model_kwargs: Any,
     ):
-        self.model, self.input_ids, self.processors, self.criteria = model, input_ids, processors, criteria
+        self.model, self.input_ids = model, input_ids
+        self.processors, self.criteria = logits_processor, stopping_criteria
         self.generation_config, self.synced_gpus, self.streamer = generation_config, synced_gpus, streamer
         self.kind = kind_of(model)
         self.mask_token_id = self.kind.mask_token_id
         self.strategy = strategy_of(generation_config.decoding, self.mask_token_id)
         self.past_key_values: DynamicCache | None = model_kwargs.get(CACHE)
-        self.max_new_tokens = max(1, criteria.max_length - input_ids.shape[1])
-        self.has_callbacks = are_needed(processors, criteria, streamer, generation_config)
+        self.max_new_tokens = max(1, stopping_criteria.max_length - input_ids.shape[1])
+        self.has_callbacks = are_needed(logits_processor, stopping_criteria, streamer, generation_config)
         runs_on = input_ids.device if model.device.type == "meta" else model.device
         window_size, query_cost = generation_config.window_size, generation_config.query_cost
         self.query_cost = default_query_cost(runs_on) if query_cost is None else query_cost

@@ -18,7 +18,8 @@ from transformers.generation import BaseStreamer
 from wedlm.generation.sampling import (
     PLAIN_PROCESSORS,
     NoTokenError,
-    choose_tokens,
+    are_possible,
+    best_tokens,
     draft_or_best,
     processed,
     reads_no_text,
@@ -268,8 +269,8 @@ class Callbacks:
         scores = self.settings.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
         drawn = self.settings.noise
         noise = None if drawn is None else drawn.values[rows, slot % drawn.values.shape[1]]
-        tokens, is_possible = choose_tokens(scores, noise)
-        for i, possible in zip(rows, is_possible.tolist(), strict=True):
+        tokens, best = best_tokens(scores.float() if noise is None else scores.float() + noise)
+        for i, possible in zip(rows, are_possible(best).tolist(), strict=True):
             if not possible:
                 refuse_impossible(i, int(sequences.prompt_lengths[row_of[i]]) + slot)
         self.records.put(slot, rows, logits=chosen_from, scores=scores)

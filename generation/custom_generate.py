@@ -117,9 +117,10 @@ def resolved_config(model: PreTrainedModel, **arguments: Any) -> GenerationConfi
 
 
 def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str, Any]):
-    """Answers `model.generate(*args, **kwargs)` by this strategy; `own` is transformers' generate().
+    """Answers `model.generate(*args, **kwargs)` by this strategy, for the wrapper around `GenerationMixin.generate`.
 
-    That hands neither the streamer nor the tokenizer of stop strings to a function that decodes.
+    `own` is transformers' generate(), which resolves the call and comes back to `Verified.decode`. It hands on neither
+    the streamer nor the tokenizer of stop strings, so they are taken out here.
     """
     arguments = signature(own).bind(model, *args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})
@@ -130,7 +131,7 @@ def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str,
     with_stop_strings(model, arguments)
     if not is_stock(model):  # it has the decoding itself
         return own(model, **{"decoding": "verified", **given, **arguments}, custom_generate=strategy.loop)
-    with undone_on_error(arguments.get(CACHE), arguments.get("streamer")):
+    with undone_on_error(arguments.get(CACHE, arguments.get("past_key_values")), arguments.get("streamer")):
         look_up = {name: given[name] for name in LOOK_UP if name in given}
         config = resolved_generation_config(model, **look_up, **arguments)
         decoding = given.pop("decoding", None) or getattr(config, "decoding", "verified")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import BaseStreamer, GenerateDecoderOnlyOutput
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from wedlm.generation.call import Call
 from wedlm.generation.callbacks import Callbacks
@@ -53,19 +53,9 @@ class WeDLMGenerateOutput(GenerateDecoderOnlyOutput):
     accepted_drafts: torch.LongTensor | None = None
 
 
-def decode(
-    model: PreTrainedModel,
-    input_ids: torch.LongTensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    generation_config: GenerationConfig,
-    synced_gpus: bool = False,
-    streamer: BaseStreamer | None = None,
-    **model_kwargs: Any,
-) -> WeDLMGenerateOutput | Tensor:
+def decode(model: PreTrainedModel, *arguments: Any, **model_kwargs: Any) -> WeDLMGenerateOutput | Tensor:
     """Decodes a batch, every sequence at its own pace, with the arguments that transformers gives its own loops."""
-    processors, criteria = logits_processor, stopping_criteria
-    call = Call(model, input_ids, processors, criteria, generation_config, synced_gpus, streamer, model_kwargs)
+    call = Call(model, *arguments, **model_kwargs)
     with named_weights(model):
         return Decoding(call).run()
 
@@ -99,16 +89,17 @@ class Decoding:
 
     def run(self) -> WeDLMGenerateOutput | Tensor:
         """Writes the texts; `step` says what a step does with its queries."""
-        queries = self.read_prompt()
+        queries = self.prefill()
         while self.is_unfinished():
             valid_length = self.longest + queries.input_ids.shape[1]
             if self.num_alive == 0:  # With synced_gpus, every rank takes part in the forward passes of the others.
                 self.forward(queries, self.cache, valid_length)
                 continue
-            given = self.settings, self.state, queries, self.cache, valid_length, self.callbacks
-            self.state, status = step(self.forward, *given)
+            self.state, status = step(
+                self.forward, self.settings, self.state, queries, self.cache, valid_length, self.callbacks
+            )
             if self.static is not None:
-                self.state = self.static.take_all(self.call, self.settings, self.state, status, *self.static_step())
+                self.state = self.static.take_all(self.call, self.settings, self.state, status, *self.step_to_take())
                 break
             read = Status.read(status.tolist(), self.state.sequences)  # waits for the device
             self.num_alive, self.longest = sum(read.is_alive), max(read.num_committed)
@@ -119,7 +110,7 @@ class Decoding:
                 queries = queries.behind(self.state.sequences.committed_text(self.longest))
         return self.output()
 
-    def read_prompt(self) -> Queries:
+    def prefill(self) -> Queries:
         """Takes all chunks of the prompt but the last into the cache; returns the queries of the first step."""
         *chunks, last = self.call.prompt.chunks(self.call.generation_config.prefill_chunk_size)
         self.num_chunks = len(chunks)
@@ -153,7 +144,7 @@ class Decoding:
             if self.cache is not None:
                 self.cache.select(kept)
 
-    def static_step(self) -> tuple[Callable, bool]:
+    def step_to_take(self) -> tuple[Callable, bool]:
         """The function that takes a static step, and whether it is compiled, as a compile_config asks for."""
         generation_config = self.call.generation_config
         if generation_config.compile_config is None:

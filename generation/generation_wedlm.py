@@ -185,7 +185,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         streamer: BaseStreamer | None = None,
         **model_kwargs,
     ) -> WeDLMGenerateOutput | Tensor:
-        """Decodes a batch, every row at its own pace; `take_step` says what one step does."""
+        """Decodes a batch, every sequence at its own pace; `step` says what one step does."""
         arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         if generation_config.decoding == "autoregressive":
             check_in_vocabulary(input_ids, self.config.vocab_size)

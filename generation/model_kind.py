@@ -84,7 +84,7 @@ def unstretched_positions(config: PreTrainedConfig) -> float:
 class ModelKind:
     """What the loop has to know of a model: this one of a WeDLM. A call makes it once."""
 
-    needs_mask = False  # else the model makes its own causal mask where there is none
+    needs_mask = False  # Without a cache and branches, the model makes its own causal mask.
 
     def __init__(self, model: PreTrainedModel):
         self.model, self.config = model, text_config_of(model)
@@ -105,7 +105,7 @@ class ModelKind:
         """
         home = queries.input_ids.device
         device = home if self.model.device.type == "meta" else self.model.device  # meta: accelerate moves its weights
-        is_seen = self.seen(queries, cache, valid_length)
+        is_seen = self.begin(queries, cache, valid_length)
         queries = queries.to(device)
         is_seen = None if is_seen is None else is_seen.to(device)
         inputs = {
@@ -120,8 +120,11 @@ class ModelKind:
             check_is_filled(cache.holds(valid_length))
         return logits.to(home)
 
-    def seen(self, queries: Queries, cache: RowCache | None, valid_length: int) -> Tensor | None:
-        """Which entries each query sees, `[batch, 1, queries, entries]`, or None where attention needs no mask."""
+    def begin(self, queries: Queries, cache: RowCache | None, valid_length: int) -> Tensor | None:
+        """Tells the cache of the forward pass; returns which entries each query sees, None where attention knows.
+
+        They are `[batch, 1, queries, entries]`.
+        """
         num_queries, prefix = queries.input_ids.shape[1], queries.visible_prefix
         if cache is not None:
             # (Static steps need a mask: a graph cannot hold flash-attn's function for caches.)

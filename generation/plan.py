@@ -9,15 +9,19 @@ from wedlm.generation.sequences import Sequences, Settings
 WIDEST = 32  # slots that a plan with MASKs reaches; its tables grow with the square
 
 
-def price(sequences: Sequences, settings: Settings, num_rows: int) -> tuple[float, Tensor, bool]:
-    """What one more query costs: a share of a forward pass, and the tokens `[batch, 1]` that a sequence writes in one.
+def cost_of_query(sequences: Sequences, settings: Settings, num_rows: int) -> Tensor:
+    """The tokens that one more query has to bring, `[batch, 1]`: those that the sequence writes in the same time.
 
-    A forward pass is as wide as its widest row, so rows decide together. With an `acceptance_ratio` below 1 drafts
-    decide what is written; then each row decides alone, as if no other were there, and the third value is True.
+    A forward pass is as wide as its widest row, so `num_rows` rows pay for a query in one of them.
     """
-    is_alone = settings.rule.margin is not None
+    share = relative_cost(settings.rule.query_cost, 1 if decides_alone(settings) else num_rows)
     pace = (sequences.num_final / sequences.forwards).clamp(min=1) * sequences.is_alive
-    return relative_cost(settings.rule.query_cost, 1 if is_alone else num_rows), pace[:, None], is_alone
+    return (share * pace)[:, None]
+
+
+def decides_alone(settings: Settings) -> bool:
+    """Whether each row plans as if no other were there: with an `acceptance_ratio` below 1 drafts decide the text."""
+    return settings.rule.margin is not None
 
 
 def relative_cost(query_cost: float, num_rows: int) -> float:
@@ -28,20 +32,15 @@ def relative_cost(query_cost: float, num_rows: int) -> float:
     return num_rows * query_cost / (1 + query_cost * (num_rows - 1))
 
 
-def num_worthwhile(
-    chances: Tensor, order: Tensor, num_open: Tensor, query_cost: float, pace: Tensor, is_alone: bool
-) -> Tensor:
-    """The number of drafts that promise more tokens than they cost, `[batch]`; `num_open` slots are to be filled.
-
-    `order` is 0, 1, 2, ...
-    """
-    gains = chances * (order[: chances.shape[1]] < num_open[:, None])
-    return pays(gains, query_cost, pace, is_alone).sum(-1)
+def num_worthwhile(chances: Tensor, num_open: Tensor, cost: Tensor, is_alone: bool) -> Tensor:
+    """The number of drafts that promise more tokens than they cost, `[batch]`; `num_open` slots are to be filled."""
+    order = torch.arange(chances.shape[1], device=chances.device)
+    return pays(chances * (order < num_open[:, None]), cost, is_alone).sum(-1)
 
 
-def pays(gains: Tensor, query_cost: float, pace: Tensor | float, is_alone: bool) -> Tensor:
-    """Whether queries gain more tokens than their cost is worth; rows that are not alone decide by their mean."""
-    above_cost = gains.sub(pace, alpha=query_cost)
+def pays(gains: Tensor, cost: Tensor | float, is_alone: bool) -> Tensor:
+    """Whether queries gain more tokens than they cost; rows that are not alone decide by their mean."""
+    above_cost = gains - cost
     return ((above_cost if is_alone else above_cost.mean(0)) > 0) & (gains > 0)
 
 
@@ -50,9 +49,9 @@ def plan_step(
     next_chance: Tensor,
     num_open: Tensor,
     most: Tensor,
-    query_cost: float = 0.0,
-    pace: Tensor | float = 1.0,
+    cost: Tensor | float = 0.0,
     is_alone: bool = False,
+    rank: Tensor | None = None,
 ) -> Tensor:
     """Takes the queries that promise most tokens, as far as each promises more than it costs.
 
@@ -68,7 +67,9 @@ def plan_step(
             it are).
         num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
         most (`torch.LongTensor` of shape `(batch,)`): The most queries.
-        query_cost, pace, is_alone: What a query costs, as `price` says it.
+        cost (`torch.FloatTensor` of shape `(batch, 1)`, *optional*, defaults to 0.0): The tokens that a query costs.
+        is_alone (`bool`, *optional*, defaults to `False`): Whether each row counts its own gain, not the mean.
+        rank (`torch.LongTensor`, *optional*): 0, 1, 2, ..., so that it need not be made.
 
     Returns:
         `torch.LongTensor` of shape `(batch, window_size + 1)`: where, counted from the first draft, the branch for 0,
@@ -76,7 +77,7 @@ def plan_step(
     """
     num_unused = max(0, chances.shape[1] + 1 - WIDEST)
     size = chances.shape[1] + 1 - num_unused
-    rank = torch.arange(2 * size, device=chances.device)
+    rank = torch.arange(2 * size, device=chances.device) if rank is None else rank[: 2 * size]
     order, distance = rank[:size], rank[:size].clamp(min=1)
     of_drafts = pad(chances[:, : size - 1], (0, 1)) * (order < num_open[:, None])
     exactly = pad(of_drafts[:, :-1], (1, 0), value=1.0) - of_drafts  # P(exactly n drafts are accepted)
@@ -87,7 +88,7 @@ def plan_step(
 
     gains = torch.cat([of_drafts[:, None], of_masks], dim=1).flatten(1)
     gains, query = (each[:, : 2 * size] for each in gains.sort(descending=True, stable=True))
-    is_taken = pays(gains, query_cost, pace, is_alone) & (rank < most[:, None])
+    is_taken = pays(gains, cost, is_alone) & (rank < most[:, None])
     numbers = torch.zeros_like(query[:, : size + 1]).scatter_add(1, query // size, is_taken.long())
     num_masks = numbers[:, 1:]  # a view: `numbers` changes, too
     num_masks.masked_fill_(num_masks == 1, 0)  # one MASK makes no draft

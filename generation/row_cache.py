@@ -161,11 +161,12 @@ class RowCache(DynamicCache):
         """
         last = self.lengths[:, None] + torch.arange(num_queries, device=self.lengths.device)
         is_plain = visible_prefix is None
-        # (A row of a running batch that waits for the rest of its prompt may be longer than what is read.)
-        needs_lengths = is_plain and knows_lengths
-        row_lengths = (self.lengths + num_queries).clamp(max=valid_length).int() if needs_lengths else None
+        row_lengths = None
+        if is_plain and knows_lengths:
+            # (A row of a running batch that waits for the rest of its prompt may be longer than what is read.)
+            row_lengths = (self.lengths + num_queries).clamp(max=valid_length).int()
         self.current = CurrentForward(last[:, None, :, None], valid_length, row_lengths, num_needed)
-        if needs_lengths or (is_plain and valid_length == num_queries):  # The latter: there are no other entries.
+        if is_plain and (knows_lengths or valid_length == num_queries):  # (or there are no entries but the queries)
             return None
         return seen_entries(last, visible_prefix, valid_length)
 
@@ -226,7 +227,7 @@ class RowCache(DynamicCache):
 def seen_entries(last: Tensor, visible_prefix: Tensor | None, valid_length: int) -> Tensor:
     """Says which of the first `valid_length` entries each query sees, `[batch, 1, queries, entries]`.
 
-    `last` is the entry of each query, the last one that it may see; for `visible_prefix` see `WindowQueries`.
+    `last` is the entry of each query, the last one that it may see; for `visible_prefix` see `Queries`.
     """
     entries = torch.arange(valid_length, device=last.device)
     is_seen = entries <= last[..., None]

@@ -52,22 +52,22 @@ def over_slots(read: Callable, logits: Tensor, *more: Tensor) -> tuple[Tensor, .
     return tuple(column.view(logits.shape[:2]) for column in columns)
 
 
-def choose_tokens(scores: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Chooses a token from each `[..., vocabulary]` of processed scores; also returns whether any was possible.
+def best_tokens(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The token of the best score of each `[..., vocabulary]`, and that score; a token is possible if it is finite.
 
-    The likeliest is chosen; with Gumbel noise of the same shape it is drawn.
+    Where tokens are drawn, the scores have noise, so that the best one is drawn.
     """
-    scores = scores.float()
     best, tokens = scores.max(-1)
-    if noise is not None:
-        tokens = (scores + noise).argmax(-1)
-    return tokens, best > -torch.inf  # False where it is NaN
+    return tokens, best
 
 
-def likeliest(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best token of each `[n, vocabulary]`, its share of the softmax, and whether it is possible."""
-    best, tokens = scores.max(-1)
-    return tokens, (best - scores.logsumexp(-1)).exp().nan_to_num(), best > -torch.inf  # False where it is NaN
+def share_of_best(scores: Tensor, best: Tensor) -> Tensor:
+    """The share of the best token of each `[n, vocabulary]` in the softmax; 0 where it is no number."""
+    return (best - scores.logsumexp(-1)).exp().nan_to_num()
+
+
+def are_possible(best: Tensor) -> Tensor:
+    return best > -torch.inf  # False where it is NaN
 
 
 def draft_or_best(scores: Tensor, drafts: Tensor, margin: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import LogitsProcessorList
 
-from wedlm.generation.sampling import SlotNoise, refuse_impossible
+from wedlm.generation.sampling import SlotNoise, over_slots, processed, refuse_impossible, without_mask
 
 NO_SLOT = 2**62
-NO_TOKEN = -1  # in columns of a prompt that hold none
+NO_TOKEN = -1  # in columns of a prompt that hold none, and where there is no draft
 
 
 class Sequences(NamedTuple):
@@ -129,13 +129,6 @@ class Settings(NamedTuple):
     strategy: "Strategy"
     rule: Any  # what the strategy alone reads
 
-    def noise_index(self, sequences: Sequences, queries: "Queries") -> tuple[Tensor, ...]:
-        """Where the noise of the predicted slots is; empty where no tokens are drawn."""
-        return () if self.noise is None else (self.noise.index_of(sequences.index, queries.predicted_slots),)
-
-    def noise_at(self, *index: Tensor) -> Tensor | None:
-        return self.noise.at(*index) if index else None
-
     @property
     def values(self) -> tuple:
         """All of them, in one tuple."""
@@ -220,7 +213,7 @@ class Status(NamedTuple):
 
     @staticmethod
     def tensor(sequences: Sequences, predicted_slots: Tensor, is_possible: Tensor) -> Tensor:
-        """The status as one tensor, `[4, batch]`; `is_possible` is False where a slot got no token."""
+        """The status as one tensor, `[4, batch]`; `is_possible` is False where no score was finite."""
         first = predicted_slots[:, : is_possible.shape[1]].masked_fill(is_possible, NO_SLOT).amin(-1)
         num_committed = sequences.prompt_lengths + sequences.num_committed
         return torch.stack([sequences.is_alive, sequences.num_queries, num_committed, first])
@@ -297,8 +290,7 @@ class Queries(NamedTuple):
         query = torch.arange(width + num_queries, device=self.input_ids.device)
         lengths = text.lengths[:, None]
         # `source` is the query's column in [text ; window]. Behind the window its last query is repeated, unseen.
-        source = (query - lengths + width).clamp(max=width + num_queries - 1)
-        source = torch.where(query < lengths, query, source)
+        source = torch.where(query < lengths, query, query - lengths + width).clamp(max=width + num_queries - 1)
         in_front, seen = Queries.of_text(text), self.visible_prefix
         if seen is not None:
             seen = (pad(seen, (width, 0)).gather(1, source) + lengths).masked_fill(query < lengths, 0)
@@ -321,3 +313,24 @@ class Queries(NamedTuple):
         if self.input_ids.device == device:
             return self
         return Queries(*(None if tensor is None else tensor.to(device) for tensor in self))
+
+
+def read_slots(
+    read: Callable, logits: Tensor, sequences: Sequences, queries: Queries, settings: Settings
+) -> tuple[Tensor, ...]:
+    """Applies `read(logits, scores)` to all predicted slots, by `over_slots`.
+
+    `scores` are what tokens are chosen from: processed logits, with the noise of the slot where tokens are drawn.
+    Where processors read the text, they are the logits without MASK.
+    """
+
+    def with_scores(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
+        if settings.processors_read_text:
+            scores = without_mask(logits, settings.mask_token_id)
+        else:
+            scores = processed(logits, settings.processors)
+        return read(logits, scores + settings.noise.at(*noise_index) if noise_index else scores)
+
+    noise = settings.noise
+    index = () if noise is None else (noise.index_of(sequences.index, queries.predicted_slots),)
+    return over_slots(with_scores, logits, *index)

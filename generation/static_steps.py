@@ -49,7 +49,7 @@ class StaticSteps:
         for buffer in (*self.state.tensors, self.cache.lengths):
             keep_address(buffer)
         self.noise: Tensor | None = None
-        self.graphs: dict[int, Step] = {}  # by the number of entries that the step reads
+        self.graphs: dict[int, Step | None] = {}  # by the number of entries that the step reads; None: it has none
         self.built_in: Any = None  # what the graphs hold, apart from the values of tensors
         self.settings: Settings | None = None  # whose tensors the graphs read
         self.pool: Any = None  # the memory that they share
@@ -85,7 +85,7 @@ class StaticSteps:
     def take_all(
         self, call: Call, settings: Settings, state: State, status: Tensor, step: Callable, is_compiled: bool
     ) -> State:
-        """Steps on from `state` and its `status` until all sequences have ended; returns a copy of their state.
+        """Steps on from `state` and its `status` until all sequences have ended; returns the buffers.
 
         A step that is compiled is not captured: it has its own graphs.
         """
@@ -108,14 +108,14 @@ class StaticSteps:
             valid = torch.arange(length, device=status.device)
             allow_any_length(valid, 0)
             if noise is not None:
-                new = [n - length for n, length in zip(seen.num_committed, prompt_lengths, strict=True)]
+                new = [n - prompt for n, prompt in zip(seen.num_committed, prompt_lengths, strict=True)]
                 noise.draw(rows, new, [2 * num_queries] * len(new), limits)
             take = partial(step, call.kind, settings, self.state, self.cache, query, valid)
             report = Report(self.replayed(length, take) if captures else take())
             if under_way is not None:
                 seen = Status.read(under_way.values(), sequences)
             under_way = report
-        return self.state.with_room(*self.state.room, settings.blank)
+        return self.state
 
     def settled(self, model: PreTrainedModel, settings: Settings) -> Settings:
         """The settings whose tensors the graphs read, with the values of these; other graphs are dropped."""
@@ -132,7 +132,7 @@ class StaticSteps:
     def replayed(self, length: int, take: Step) -> Tensor:
         """Takes a step that reads so many entries, by its graph if there is one."""
         if length in self.graphs:
-            return self.graphs[length]()
+            return (self.graphs[length] or take)()
         with Waits() as waits:
             status = take()
         try:
@@ -140,7 +140,7 @@ class StaticSteps:
                 raise RuntimeError(f"it waits for the device ({waits.seen[0]})")
             self.graphs[length] = CAPTURES[status.device.type](take, status.device, self.pool)
         except RuntimeError as error:
-            self.graphs[length], reason = take, str(error).partition("\n")[0]
+            self.graphs[length], reason = None, str(error).partition("\n")[0]
             logger.warning_once(
                 f"A step cannot become a CUDA graph: {reason}; it runs as ordinary steps do, so "
                 'cache_implementation="static" brings nothing here.'

@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from wedlm.generation.callbacks import Callbacks
-from wedlm.generation.sampling import choose_tokens, over_slots, processed
-from wedlm.generation.sequences import Queries, Sequences, Settings, State, Strategy
+from wedlm.generation.sampling import are_possible, best_tokens
+from wedlm.generation.sequences import Queries, Sequences, Settings, State, Strategy, read_slots
 
 
 class Rule(NamedTuple):
@@ -48,16 +48,16 @@ def queries(state: State, width: int, settings: Settings) -> Queries:
     slots = (sequences.num_committed[:, None] + query).clamp(max=sequences.scratch_slot)  # [batch, width]
     filled = kept.filled.gather(1, slots) & inside
     # 0 for filled, 1 for open, 2 behind the window; stable, so that each kind stays in position order.
-    order = (2 - inside.int() - filled.int()).argsort(dim=-1, stable=True)
-    slots, num_filled = slots.gather(1, order), filled.sum(-1, keepdim=True)
-    indices = query[: settings.window_size] + num_filled
-    is_predicted, indices = indices < num_needed, indices.clamp(max=width - 1)
+    by_kind = (2 - inside.int() - filled.int()).argsort(dim=-1, stable=True)
+    slots, num_filled = slots.gather(1, by_kind), filled.sum(-1, keepdim=True)
+    of_masks = query[: settings.window_size] + num_filled  # the queries that hold a MASK, and those behind them
+    indices = of_masks.clamp(max=width - 1)
     return Queries(
         input_ids=sequences.tokens.gather(1, slots).masked_fill(query >= num_filled, settings.mask_token_id),
         position_ids=sequences.prompt_lengths[:, None] + slots,
         logits_indices=indices,
         predicted_slots=slots.gather(1, indices),
-        is_predicted=is_predicted,
+        is_predicted=of_masks < num_needed,
         num_needed=num_needed,
     )
 
@@ -69,25 +69,21 @@ def choose(
     (sequences, kept), slots = state, queries.predicted_slots
     sequences = sequences.counted(sequences.is_alive)
 
-    def read(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
-        if settings.processors_read_text:
-            return (entropy_of(logits),)
-        scores = processed(logits, settings.processors)
-        return entropy_of(logits), *choose_tokens(scores, settings.noise_at(*noise_index))
+    def read(logits: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+        return entropy_of(logits), *best_tokens(scores)
 
-    entropy, *chosen = over_slots(read, logits, *settings.noise_index(sequences, queries))
+    entropy, tokens, best = read_slots(read, logits, sequences, queries, settings)
     threshold, penalty = settings.rule.entropy_threshold, settings.rule.distance_penalty
     selected = select_slots(entropy, slots, queries.is_predicted, threshold, penalty)
-    if settings.processors_read_text:
+    if settings.processors_read_text:  # the callbacks choose, and refuse what is impossible
         selected, tokens = callbacks.choose_run(sequences, queries, selected, logits)
-        is_possible = torch.ones_like(selected)
-    else:
-        tokens, is_possible = chosen
+        best = torch.zeros_like(entropy)
     kept.filled.scatter_(1, sequences.write(slots, selected, tokens), selected)
     if callbacks is not None:
         callbacks.note_filled(sequences, kept.filled, queries, selected, logits)
     state = State(sequences, kept)
-    return state, *run_of(state, settings), selected <= is_possible
+    new, num_new = run_of(state, settings)
+    return state, new, num_new, selected <= are_possible(best)
 
 
 def run_of(state: State, settings: Settings) -> tuple[Tensor, Tensor]:
@@ -102,13 +98,13 @@ def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> 
 
     The window of a sequence that has ended becomes empty.
     """
-    (sequences, kept), num_kept = state, state.sequences.num_pending
-    num_committed, num_left = sequences.num_final, sequences.num_queries - num_kept
-    may_commit = sequences.is_alive
-    if settings.rule.is_blockwise:
-        may_commit = may_commit & (num_new == num_left)
-    num_pending = num_new * may_commit
-    num_queries = torch.minimum(num_left + num_pending, sequences.limit - num_committed) * sequences.is_alive
+    (sequences, kept), num_kept = state, state.sequences.num_pending  # (the first queries of this forward pass)
+    num_committed, window_size = sequences.num_committed + num_kept, sequences.num_queries - num_kept
+    is_final = sequences.is_alive
+    if settings.rule.is_blockwise:  # as soon as the whole window is filled
+        is_final = is_final & (num_new == window_size)
+    num_pending = num_new * is_final
+    num_queries = torch.minimum(window_size + num_pending, sequences.limit - num_committed) * sequences.is_alive
     sequences = sequences._replace(
         num_committed=num_committed, num_final=num_committed + num_pending, num_queries=num_queries
     )

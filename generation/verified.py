@@ -2,7 +2,8 @@
 
 A forward pass goes over the last token of the text and the drafts behind it. Its logits say what token by token
 decoding would write behind each of them. The drafts that are these tokens are accepted, up to the first other one; the
-model's own token is written behind them. So drafts decide how many tokens a step writes, and never which.
+model's own token is written behind them. So drafts decide how many tokens a step writes, and not which (unless an
+`acceptance_ratio` below 1 accepts a draft that comes near to the model's token).
 """
 
 import math
@@ -14,14 +15,14 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig
 
 from wedlm.generation.callbacks import Callbacks
-from wedlm.generation.plan import num_worthwhile, price
-from wedlm.generation.sampling import choose_tokens, draft_or_best, over_slots, processed
-from wedlm.generation.sequences import NO_TOKEN, Queries, Sequences, Settings, State, Strategy
+from wedlm.generation.plan import cost_of_query, decides_alone, num_worthwhile
+from wedlm.generation.sampling import are_possible, best_tokens, draft_or_best, over_slots, processed
+from wedlm.generation.sequences import NO_TOKEN, Queries, Sequences, Settings, State, Strategy, read_slots
 
 MOST_MATCHED = 6  # last tokens that a look-up compares: longer matches say no more about the next one
 HALF_MATCH = 3  # A looked up draft is taken to be accepted in one of two cases behind a match of so many tokens.
-DECAY = 0.9  # the weight of the record at the next step
-PRIOR = 2.0  # the accepted drafts that a record begins with, as many as expected
+DECAY = 0.9  # A step counts so much of the one behind it in a record.
+PRIOR = 2.0  # drafts that a record begins with, accepted as expected
 MOST_CERTAIN = 0.99
 
 
@@ -30,7 +31,7 @@ class Rule(NamedTuple):
 
     num_looked_up: int  # the most drafts that are looked up in the text
     most_matched: int  # the most last tokens that are compared for that
-    match_chances: Tensor  # [...]: of a looked up draft by the length of the match, the drafts before it included
+    match_chances: Tensor  # [MOST_MATCHED + window_size]: that a draft is accepted, by the tokens that it follows
     margin: Tensor | None  # [], how far below the best score that of an accepted draft may be; None: it is the best
     query_cost: float  # what one more query costs, as a share of a forward pass with one
 
@@ -58,7 +59,7 @@ class Drafts(NamedTuple):
     estimates: Tensor  # [batch, window_size - 1]: P(accepted, if those before it are), by the match
     chances: Tensor  # [batch, window_size - 1]: P(it and all before it are accepted), corrected by the record
     num_drafts: Tensor  # [batch]: how many the next forward pass verifies
-    record: Tensor  # [batch, (accepted, expected)]: sums over the steps, each of which counts DECAY of the next
+    record: Tensor  # [batch, (accepted, expected)]: sums over the steps, old ones by DECAY less
 
 
 def begin(sequences: Sequences, settings: Settings) -> State:
@@ -88,16 +89,14 @@ def choose(
     state: State, queries: Queries, logits: Tensor, settings: Settings, callbacks: Callbacks | None
 ) -> tuple[State, Tensor, Tensor, Tensor]:
     """Verifies the drafts, writes what is final now, and looks up the next drafts."""
-    tokens, is_possible = None, queries.is_predicted
+    tokens = best = None
     if not settings.processors_read_text:  # else the callbacks choose, and refuse what is impossible
-
-        def read(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
-            return choose_tokens(processed(logits, settings.processors), settings.noise_at(*noise_index))
-
-        tokens, is_possible = over_slots(read, logits, *settings.noise_index(state.sequences, queries))
-    state, tokens, is_final = verify(state, queries, logits, tokens, settings, callbacks)
+        read = lambda logits, scores: best_tokens(scores)  # noqa: E731
+        tokens, best = read_slots(read, logits, state.sequences, queries, settings)
+    state, new, is_final = verify(state, queries, logits, tokens, settings, callbacks)
     num_new = is_final.sum(-1)
-    return draft(state, num_new, settings), tokens, num_new, is_final <= is_possible
+    is_possible = torch.ones_like(is_final) if best is None else is_final <= are_possible(best)  # (implies)
+    return draft(state, num_new, settings), new, num_new, is_possible
 
 
 def num_accepted(drafts: Tensor, tokens: Tensor) -> Tensor:
@@ -123,21 +122,20 @@ def verify(
     `tokens` `[batch, n]` are those that the model chooses. None: callbacks choose them left to right.
     """
     (sequences, drafts), size = state, min(settings.window_size, queries.predicted_slots.shape[1])
-    slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]
+    slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]  # (behind them: MASKs)
     order, num_drafts = settings.arange[:size], drafts.num_drafts[:, None]
+    proposed = pad(drafts.tokens, (0, 1))[:, :size].masked_fill(order >= num_drafts, NO_TOKEN)
     sequences = sequences.counted(may_fill[:, 0])
-    if tokens is None or settings.rule.margin is not None:
-        proposed = pad(drafts.tokens, (0, 1))[:, :size].where(order < num_drafts, NO_TOKEN)
     if tokens is None:
-        tokens, is_final = callbacks.verify(sequences, slots, may_fill & (order <= num_drafts), proposed, logits)
+        tokens, may_fill = callbacks.verify(sequences, slots, may_fill & (order <= num_drafts), proposed, logits)
     elif settings.rule.margin is not None:
         tokens = nearly_best(proposed, logits, settings)
     tokens = tokens[:, :size]
-    accepted = torch.minimum(num_accepted(drafts.tokens[:, :size], tokens[:, : settings.window_size - 1]), num_drafts)
-    if not settings.processors_read_text:
-        is_final = may_fill & (order <= accepted)
-        if callbacks is not None:
-            callbacks.records.put_selected(sequences, queries, is_final, logits, settings.processors)
+    accepted = num_accepted(proposed, tokens)
+    is_final = may_fill & (order <= accepted)
+    if callbacks is not None and not settings.processors_read_text:
+        callbacks.records.put_selected(sequences, queries, is_final, logits, settings.processors)
+    # Draft n was accepted (n), or is the one that was not (-n); the token behind all drafts was none (0).
     distance = settings.arange[1 : size + 1]
     distance = distance.where(order < accepted, -distance * (accepted < num_drafts))
     drafts.verified_at.scatter_(1, sequences.write(slots, is_final, tokens), distance)
@@ -155,14 +153,15 @@ def nearly_best(drafts: Tensor, logits: Tensor, settings: Settings) -> Tensor:
 
 def draft(state: State, num_new: Tensor, settings: Settings) -> State:
     """Looks up the next drafts, and records how many of the last ones were accepted, and how many were expected."""
+    drafts = state.kept
     tokens, estimates = looked_up(state.sequences, num_new, settings)
-    drafts, (accepted, expected) = state.kept, (state.kept.record + PRIOR).unbind(-1)
     is_verified = settings.arange[1 : settings.window_size] <= torch.minimum(num_new, drafts.num_drafts)[:, None]
     outcome = torch.stack([(num_new - 1).clamp(min=0), (drafts.estimates * is_verified).sum(-1)], dim=-1)
+    observed, expected = (drafts.record + PRIOR).unbind(-1)
     drafts = drafts._replace(
         tokens=tokens,
         estimates=estimates,
-        chances=(estimates * (accepted / expected)[:, None]).clamp(max=MOST_CERTAIN).cumprod(-1),
+        chances=(estimates * (observed / expected)[:, None]).clamp(max=MOST_CERTAIN).cumprod(-1),
         record=outcome.add(drafts.record, alpha=DECAY),
     )
     return State(state.sequences, drafts)
@@ -171,20 +170,19 @@ def draft(state: State, num_new: Tensor, settings: Settings) -> State:
 def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> tuple[State, Tensor]:
     """Commits all final tokens but the last, which is the first query of the next forward pass; plans that one."""
     sequences, num_kept = all_but_last_committed(state.sequences, num_new)
-    num_drafts = num_worthwhile(
-        state.kept.chances, settings.arange, sequences.num_open, *price(sequences, settings, num_rows)
-    )
+    cost, is_alone = cost_of_query(sequences, settings, num_rows), decides_alone(settings)
+    num_drafts = num_worthwhile(state.kept.chances, sequences.num_open, cost, is_alone)
     sequences = sequences._replace(num_queries=sequences.num_pending + num_drafts)
     return State(sequences, state.kept._replace(num_drafts=num_drafts)), num_kept
 
 
 def all_but_last_committed(sequences: Sequences, num_new: Tensor) -> tuple[Sequences, Tensor]:
-    """Also returns how many queries of the forward pass stay in the cache: the last token was no query yet."""
-    num_last = num_new.clamp(max=1)
-    num_committed = sequences.num_final + num_new - num_last
-    num_final = num_committed + num_last * sequences.is_alive
-    changed = sequences._replace(num_committed=num_committed, num_final=num_final)
-    return changed, num_committed - sequences.num_committed
+    """Leaves the last final token pending, which was no query yet; says how many of the queries stay in the cache."""
+    has_new = num_new.clamp(max=1)  # (Every sequence that is alive gets a token in a step.)
+    num_committed = sequences.num_final + num_new - has_new
+    num_final = num_committed + has_new * sequences.is_alive
+    num_kept = num_committed - sequences.num_committed
+    return sequences._replace(num_committed=num_committed, num_final=num_final), num_kept
 
 
 def looked_up(sequences: Sequences, num_new: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
@@ -196,7 +194,8 @@ def looked_up(sequences: Sequences, num_new: Tensor, settings: Settings) -> tupl
     text = torch.cat([sequences.prompt, sequences.tokens], dim=-1)
     last = sequences.num_final + num_new + (sequences.prompt.shape[1] - 1)
     drafts, num_matched = look_up(text, last[:, None], num_drafts, rule.most_matched)
-    chances = rule.match_chances[num_matched + settings.arange[:num_drafts]]  # 0 for the first where nothing matches
+    # Draft i follows a match of num_matched + i tokens; behind none the first has the chance 0.
+    chances = rule.match_chances[num_matched + settings.arange[:num_drafts]]
     if rule.num_looked_up < num_drafts:
         chances[:, rule.num_looked_up :] = 0
     return drafts, chances
@@ -216,7 +215,8 @@ def look_up(text: Tensor, last: Tensor, num_drafts: int, most_matched: int = MOS
     endings = pad(text, (most_matched - 1, 0), value=-1).unfold(1, most_matched, 1)  # [batch, columns, matched]
     is_same = endings == endings.gather(1, last[..., None].expand(-1, -1, most_matched))
     num_matched = is_same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1)
-    # (A match ends where an earlier one has no more text: the last tokens have one there.)
+    # The longest match, and the last of these: one number orders by both. (No match reaches over the front of the
+    # text, where the last tokens have others.)
     longest, best = (torch.add(column, num_matched, alpha=width) * (column < last)).max(-1, keepdim=True)
     behind = best + 1 + count[:num_drafts] % (last - best).clamp(min=1)
     return text.gather(1, behind), longest // width

@@ -182,6 +182,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         self.layers: Any = nn.ModuleList(WeDLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config=config)
+        self.has_sliding_layers = "sliding_attention" in config.layer_types
         self.gradient_checkpointing = False
         if config.drafts is not None:
             self.add_drafts(**config.drafts)

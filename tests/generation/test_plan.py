@@ -155,9 +155,7 @@ def test_without_masks_the_drafts_are_those_that_are_taken_where_masks_promise_n
     chances = torch.rand(batch, size - 1).cumprod(-1) * (torch.rand(batch, size - 1) > 0.1).cumprod(-1)
     num_open = torch.randint(0, size + 2, (batch,))
     cost, is_alone = data.draw(st.sampled_from([0.0, 0.04, 0.3])), data.draw(st.booleans())
-    price = cost, torch.rand(batch, 1) * 3, is_alone
+    price = cost * torch.rand(batch, 1) * 3, is_alone
     most = torch.full_like(num_open, 2 * size)
     expected = plan_step(chances, torch.zeros(batch, 1), num_open, most, *price)
-    assert torch.equal(
-        num_worthwhile(chances, torch.arange(size), num_open, *price).clamp(max=WIDEST - 1), expected[:, 0]
-    )
+    assert torch.equal(num_worthwhile(chances, num_open, *price).clamp(max=WIDEST - 1), expected[:, 0])

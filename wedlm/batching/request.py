@@ -146,8 +146,7 @@ def prepared_call(
             raise ValueError(
                 f"{name}=True is not offered for a request of a batch, which returns tokens; leave it out."
             )
-    processors, criteria = logits_processor, stopping_criteria
-    return Call(model, input_ids, processors, criteria, generation_config, synced_gpus, streamer, model_kwargs)
+    return Call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
 
 def settings_key(call: Call) -> str:

@@ -82,7 +82,6 @@ class SharedCache(RowCache):
         """Makes these rows, by default all, the rows of the next forward."""
         self.active = slice(begin, self.num_rows if end is None else end)
         self.lengths = self.all_lengths[self.active]  # a view: `commit` writes into it
-        self.batch_rows = torch.arange(len(self.lengths), device=self.lengths.device)
         for layer in self.layers:
             layer.activate(self.active)
 

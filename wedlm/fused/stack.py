@@ -186,7 +186,8 @@ def needed_queries(hidden_states: torch.Tensor, attention_mask=None, **kwargs) -
     Padding is what our own loop does not count or, by a mask, what neither sees anything nor is seen.
     """
     batch, queries, _ = hidden_states.shape
-    counted = getattr(getattr(kwargs.get(CACHE), "place", None), "num_needed", None)
+    cache = kwargs.get(CACHE)
+    counted = cache.current.num_needed if isinstance(cache, RowCache) and cache.current is not None else None
     if counted is not None:
         is_needed = torch.arange(queries, device=counted.device) < counted
     elif attention_mask is not None and attention_mask.dtype == torch.bool:

@@ -40,14 +40,14 @@ class Branches(NamedTuple):
 
 
 def begin(sequences: Sequences, settings: Settings) -> State:
-    batch, size = len(sequences.index), settings.window_size
+    batch, size = len(sequences.number), settings.window_size
     none = sequences.tokens.new_zeros(batch, size - 1)
     branches = Branches(
         verified_at=torch.zeros_like(sequences.tokens),
         tokens=none,
         estimates=none.float(),
         chances=none.float(),
-        num_drafts=torch.zeros_like(sequences.index),
+        num_drafts=torch.zeros_like(sequences.number),
         is_looked_up=none.new_zeros(batch, 1, dtype=torch.bool),
         bounds=none.new_zeros(batch, size + 1),
         # A limit below the window makes the window as small, whatever the shape of the steps is.

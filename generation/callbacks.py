@@ -192,10 +192,10 @@ class Callbacks:
         """Reads what has become known, and ends the sequences whose text is complete."""
         if not self.settings.processors_read_text:
             num_reachable = sequences.num_final + num_new
-            for row, num in zip(sequences.index.tolist(), num_reachable.tolist(), strict=True):
+            for row, num in zip(sequences.number.tolist(), num_reachable.tolist(), strict=True):
                 self.rows[row].num_reachable = num
             self.read_on(sequences)
-        is_alive = sequences.tokens.new_tensor([row.alive for row in self.rows], dtype=torch.bool)[sequences.index]
+        is_alive = sequences.tokens.new_tensor([row.alive for row in self.rows], dtype=torch.bool)[sequences.number]
         return sequences._replace(num_tokens=self.num_read(sequences), is_alive=is_alive)
 
     def report(self, guesses: Callable[[], tuple[Tensor, Tensor] | None]) -> None:
@@ -208,16 +208,16 @@ class Callbacks:
             self.stream.hand_on(self.ids[:, self.prompt_width :], min(num_read), is_alive=self.rows[0].alive)
 
     def num_read(self, sequences: Sequences) -> Tensor:
-        return sequences.tokens.new_tensor([row.num_read for row in self.rows])[sequences.index]
+        return sequences.tokens.new_tensor([row.num_read for row in self.rows])[sequences.number]
 
     def tokens_at(self, sequences: Sequences, slots: Tensor) -> Tensor:
         slots = slots.clamp(max=self.max_new_tokens - 1)
-        return self.ids[sequences.index].gather(1, self.prompt_width + slots)
+        return self.ids[sequences.number].gather(1, self.prompt_width + slots)
 
     def take_runs(self, sequences: Sequences, lengths: list[int], logits: Tensor) -> None:
         """Gives each row the logits of its next tokens, unless it still has some that wait."""
-        for i, index in enumerate(sequences.index.tolist()):
-            row = self.rows[index]
+        for i, number in enumerate(sequences.number.tolist()):
+            row = self.rows[number]
             if row.num_read == row.num_reachable:
                 row.logits = logits[i, : lengths[i]].clone()  # a view would keep all logits alive
                 row.num_reachable += lengths[i]
@@ -229,7 +229,7 @@ class Callbacks:
         """
         before = [row.num_read for row in self.rows]
         alive = [i for i, row in enumerate(self.rows) if row.alive]
-        row_of = {row: i for i, row in enumerate(sequences.index.tolist())}
+        row_of = {row: i for i, row in enumerate(sequences.number.tolist())}
         first, last = min(self.rows[i].num_read for i in alive), max(self.rows[i].num_reachable for i in alive)
         for slot in range(first, last):
             alive = [i for i in alive if self.rows[i].alive]
@@ -303,7 +303,7 @@ class ScoreRecords:
         if not self.columns:
             return
         where = selected.nonzero()
-        rows, slots = sequences.index[where[:, 0]], queries.predicted_slots[tuple(where.T)]
+        rows, slots = sequences.number[where[:, 0]], queries.predicted_slots[tuple(where.T)]
         logits = logits[tuple(where.T)]  # [selected, vocabulary]
         scores = processed(logits, processors)
         for i, (row, slot) in enumerate(zip(rows.tolist(), slots.tolist(), strict=True)):

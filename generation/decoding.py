@@ -160,7 +160,7 @@ class Decoding:
         """Returns the result of generate(); a cache that was passed in, or is returned, holds the text now."""
         call = self.call
         state = joined([*self.left, self.state])
-        state = state.select(state.sequences.index.argsort())
+        state = state.select(state.sequences.number.argsort())
         sequences = state.sequences._replace(forwards=state.sequences.forwards + self.num_chunks)
         num_tokens, pad_token = sequences.num_tokens, pad_token_of(call.generation_config)
         if self.settings.noise is not None:
@@ -234,7 +234,7 @@ def after_forward(
         sequences = sequences.ended(new, num_new, settings)
     else:
         sequences = callbacks.ended(sequences, num_new)
-    state, num_kept = strategy.commit(State(sequences, kept), num_new, settings, num_rows or len(sequences.index))
+    state, num_kept = strategy.commit(State(sequences, kept), num_new, settings, num_rows or len(sequences.number))
     if callbacks is not None:
         callbacks.report(lambda: strategy.guesses(state))
     return state, num_kept, Status.tensor(state.sequences, queries.predicted_slots, is_possible)

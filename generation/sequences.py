@@ -26,7 +26,7 @@ class Sequences(NamedTuple):
     tokens: Tensor  # [batch, slots + 1]; masked writes go to the last column, which is no slot
     prompt_lengths: Tensor  # [batch], as all that follow
     limit: Tensor  # max_new_tokens; there may be more slots
-    index: Tensor  # which sequence of the call this is
+    number: Tensor  # which sequence of the call this is
     num_committed: Tensor  # committed new tokens
     num_final: Tensor  # final new tokens, those that are pending included
     num_queries: Tensor  # queries that the next forward pass needs, behind the prompt
@@ -43,7 +43,7 @@ class Sequences(NamedTuple):
             tokens=lengths.new_full((batch, max_new_tokens + 1), blank),
             prompt_lengths=lengths,
             limit=zeros + max_new_tokens,
-            index=torch.arange(batch, device=lengths.device),
+            number=torch.arange(batch, device=lengths.device),
             num_committed=zeros,
             num_final=zeros,
             num_queries=zeros,
@@ -172,8 +172,12 @@ class State(NamedTuple):
     sequences: Sequences
     kept: Any  # what the strategy keeps beside them, a NamedTuple
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "State":
+        """The state with every tensor changed."""
+        return State(Sequences(*map(change, self.sequences)), self.kept._make(map(change, self.kept)))
+
     def select(self, rows: Tensor) -> "State":
-        return State(*(part._make(tensor[rows] for tensor in part) for part in self))
+        return self.map(lambda tensor: tensor[rows])
 
     def with_room(self, num_slots: int, num_columns: int, blank: int) -> "State":
         """The same with room for so many slots and columns of the prompt, enough for those in use."""
@@ -224,7 +228,7 @@ class Status(NamedTuple):
         read = cls(*status)
         for i, slot in enumerate(read.impossible):
             if slot != NO_SLOT:
-                refuse_impossible(int(sequences.index[i]), int(sequences.prompt_lengths[i]) + slot)
+                refuse_impossible(int(sequences.number[i]), int(sequences.prompt_lengths[i]) + slot)
         return read
 
 
@@ -278,10 +282,10 @@ class Queries(NamedTuple):
         return cls(
             input_ids=none,
             position_ids=none,
-            logits_indices=torch.full_like(sequences.index, -1)[:, None],
+            logits_indices=torch.full_like(sequences.number, -1)[:, None],
             predicted_slots=sequences.num_committed[:, None],
             is_predicted=torch.ones_like(sequences.is_alive)[:, None],
-            num_needed=torch.zeros_like(sequences.index)[:, None],
+            num_needed=torch.zeros_like(sequences.number)[:, None],
         )
 
     def behind(self, text: Text) -> "Queries":
@@ -332,5 +336,5 @@ def read_slots(
         return read(logits, scores + settings.noise.at(*noise_index) if noise_index else scores)
 
     noise = settings.noise
-    index = () if noise is None else (noise.index_of(sequences.index, queries.predicted_slots),)
+    index = () if noise is None else (noise.index_of(sequences.number, queries.predicted_slots),)
     return over_slots(with_scores, logits, *index)

@@ -44,7 +44,7 @@ class StaticSteps:
 
     def __init__(self, call: Call, state: State, max_entries: int):
         self.surroundings, self.strategy = surroundings(call.model), call.strategy
-        self.state = State(*(part._make(tensor.clone() for tensor in part) for part in state))
+        self.state = state.map(Tensor.clone)
         self.cache = RowCache(len(call.input_ids), max_entries, call.input_ids.device, is_static=True)
         for buffer in (*self.state.tensors, self.cache.lengths):
             keep_address(buffer)
@@ -63,7 +63,7 @@ class StaticSteps:
         max_entries = max(call.max_entries, asked_for + 2 * call.window_size)
         if steps is None or not steps.fit(call, state, max_entries):
             num_slots, num_columns = state.room
-            state = state.with_room(bucketed(num_slots + 1) - 1, bucketed(num_columns), settings.blank)
+            state = state.with_room(bucketed(num_slots + 1) - 1, bucketed(max(num_columns, asked_for)), settings.blank)
             steps = cls(call, state, bucketed(max_entries))
         steps.cache.lengths.zero_()
         if settings.noise is not None:
@@ -99,7 +99,7 @@ class StaticSteps:
         fix_length(query, 0)
         noise, captures = settings.noise, not is_compiled and may_capture(call.model)
         settings = self.settled(call.model, settings) if captures else settings
-        rows, lengths = range(len(sequences.index)), (sequences.prompt_lengths, sequences.limit)
+        rows, lengths = range(len(sequences.number)), (sequences.prompt_lengths, sequences.limit)
         prompt_lengths, limits = (() if noise is None else each.tolist() for each in lengths)
         seen, under_way = Status.read(status.tolist(), sequences), None
         while any(seen.is_alive):

@@ -63,8 +63,8 @@ class Drafts(NamedTuple):
 
 
 def begin(sequences: Sequences, settings: Settings) -> State:
-    none = sequences.tokens.new_zeros(len(sequences.index), settings.window_size - 1)
-    zeros, record = torch.zeros_like(sequences.index), none.new_zeros(len(none), 2, dtype=torch.float32)
+    none = sequences.tokens.new_zeros(len(sequences.number), settings.window_size - 1)
+    zeros, record = torch.zeros_like(sequences.number), none.new_zeros(len(none), 2, dtype=torch.float32)
     drafts = Drafts(torch.zeros_like(sequences.tokens), none, none.float(), none.float(), zeros, record)
     return State(sequences, drafts)
 

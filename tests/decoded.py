@@ -132,7 +132,7 @@ def steps_of_rows(num_rows: int):
         sequences, kept = state
         for i in queries.is_predicted[:, 0].nonzero()[:, 0].tolist():
             drafts = kept.tokens[i, : kept.num_drafts[i]].tolist()
-            steps[sequences.index[i]].append((drafts, kept.bounds[i].diff().tolist()))
+            steps[sequences.number[i]].append((drafts, kept.bounds[i].diff().tolist()))
         return verify(state, queries, *more)
 
     with patch.object(branches, "verify", noted):

@@ -17,7 +17,7 @@ from wedlm.batching.request import Request
 from wedlm.batching.scheduler import MAX_PREFILLS, Scheduler, scores_bytes
 from wedlm.batching.settings_group import merged
 from wedlm.batching.shared_cache import SharedCache
-from wedlm.generation import verified
+from wedlm.generation import plan
 from wedlm.generation.model_kind import ModelKind
 from wedlm.generation.sequences import Sequences
 
@@ -233,8 +233,8 @@ def test_a_waiting_prompt_is_looked_up_once(monkeypatch):
 
 def test_a_query_costs_what_it_adds_to_a_forward_over_all_rows(monkeypatch):
     batch, widths, priced = Scheduler(MODEL, 10_000, 64), {}, []
-    cost_of = verified.relative_cost
-    monkeypatch.setattr(verified, "relative_cost", lambda *given: priced.append(given) or cost_of(*given))
+    cost_of = plan.relative_cost
+    monkeypatch.setattr(plan, "relative_cost", lambda *given: priced.append(given) or cost_of(*given))
     for i, query_cost in enumerate((0, 0, 0.04, 0.04, 9)):
         more = {"max_new_tokens": 40, "window_size": 8, "query_cost": query_cost}
         batch.add(request_of(TEXT[: 5 + i], **{**VERIFIED, **more}))

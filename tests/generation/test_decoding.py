@@ -26,7 +26,7 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(model, decoding, monk
         state, status = step(forward, settings, state, queries, cache, *more)
         sequences = state.sequences
         assert torch.equal(cache.lengths, sequences.prompt_lengths + sequences.num_committed)
-        for b, row in enumerate(sequences.index.tolist()):
+        for b, row in enumerate(sequences.number.tolist()):
             fresh = DynamicCache()
             committed = sequences.tokens[b, : sequences.num_committed[b]].tolist()
             model(torch.tensor([PROMPTS[row] + committed]), **{CACHE: fresh})

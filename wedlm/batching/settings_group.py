@@ -63,7 +63,7 @@ class SettingsGroup:
         kept = compacted(len(self.requests), removed)
         self.requests = [self.requests[row] for row in kept]
         if kept:
-            rows = torch.tensor(kept, device=self.state.sequences.index.device)
+            rows = torch.tensor(kept, device=self.state.sequences.number.device)
             self.state = numbered(self.state.select(rows))
             if self.settings.noise is not None:
                 self.settings = self.settings._replace(noise=selected_noise(self.settings.noise, kept))
@@ -128,8 +128,8 @@ def merged(groups: list[SettingsGroup]) -> list[SettingsGroup]:
 
 def numbered(state: State) -> State:
     """The same, with the sequences numbered in their order."""
-    index = state.sequences.index
-    return state._replace(sequences=state.sequences._replace(index=torch.arange(len(index), device=index.device)))
+    number = torch.arange(len(state.sequences.number), device=state.sequences.number.device)
+    return state._replace(sequences=state.sequences._replace(number=number))
 
 
 def joined_noise(parts: list[SlotNoise]) -> SlotNoise:

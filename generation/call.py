@@ -81,7 +81,7 @@ class Call:
     @property
     def noise_shape(self) -> tuple[int, int, int]:
         """The rows, slots and tokens of the noise, where tokens are drawn."""
-        # A static step may begin a whole step behind the slots that the host knows of.
+        # A static step may begin a whole step after the last slot that the host knows of.
         num_slots = (4 if self.is_static else 2) * self.window_size + 1
         return len(self.input_ids), num_slots, self.kind.config.vocab_size
 
@@ -131,7 +131,7 @@ class Prompt(NamedTuple):
         return self.is_text[:, : self.num_cached]
 
     def right_aligned(self, input_ids: Tensor) -> Tensor:
-        """The prompts' tokens in `input_ids`, behind NO_TOKEN wherever a row has none."""
+        """The tokens of `input_ids`, moved to the right end of each row, with NO_TOKEN in front."""
         is_text = self.is_text[:, -input_ids.shape[1] :]
         gaps_first = is_text.int().argsort(dim=-1, stable=True)
         return input_ids.long().where(is_text, NO_TOKEN).gather(1, gaps_first)
@@ -274,12 +274,12 @@ def undone_on_error(cache: object, streamer: BaseStreamer | None) -> Iterator[No
     try:
         yield
     except BaseException:
-        if lengths is not None:
-            shorten(cache, lengths)
-        # Another thread may iterate over the streamer, and would wait for ever.
-        if streamer is not None:
-            with suppress(Exception):  # the caller is to see the error of the call
+        with suppress(Exception):  # the caller is to see the error of the call
+            if streamer is not None:  # Another thread may iterate over it, and would wait for ever.
                 streamer.end()
+        with suppress(Exception):
+            if lengths is not None:
+                shorten(cache, lengths)
         raise
 
 

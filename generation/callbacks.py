@@ -89,7 +89,7 @@ def are_needed(
 class RowProgress:
     """How far one row of the batch has come."""
 
-    num_reachable: int = 0  # Tokens with no open slot before them. Left to right, some are still to be chosen.
+    num_reachable: int = 0  # Tokens with no open slot before them. Left to right, those from num_read on come next.
     num_read: int = 0  # Tokens that the criteria have been asked about.
     logits: Tensor | None = None  # Left to right, [n, vocabulary]: of the last n slots before `num_reachable`.
     alive: bool = True
@@ -225,7 +225,7 @@ class Callbacks:
     def read_on(self, sequences: Sequences, drafts: list[list[int]] | None = None) -> None:
         """Takes every row on, width by width, to what is known of it: chooses tokens and asks the criteria.
 
-        With drafts, the logits of a row are of use as far as it chooses these tokens, and one token further.
+        With drafts, a row stops after the first token that is not its draft: later logits followed a wrong one.
         """
         before = [row.num_read for row in self.rows]
         alive = [i for i, row in enumerate(self.rows) if row.alive]
@@ -336,9 +336,8 @@ class TextStream:
         self.streamer = streamer
         self.shows_guesses = batch_size == 1 and any(hasattr(streamer, name) for name in ("put_draft", "put_window"))
         self.num_streamed = 0
-        self.guesses: tuple[Tensor, Tensor] | None = (
-            None  # tokens, and whether each is filled, of the one row up to the window's end
-        )
+        # Tokens, and whether each is filled, of the one row up to the window's end.
+        self.guesses: tuple[Tensor, Tensor] | None = None
 
     def guess(self, tokens: Tensor, filled: Tensor) -> None:
         """Keeps tokens of the one row, guesses among them, until its final text has been handed on."""

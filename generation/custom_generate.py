@@ -109,8 +109,8 @@ def resolved_config(model: PreTrainedModel, **arguments: Any) -> GenerationConfi
     """The generation config that `model.generate(**arguments)` decodes with; refuses what generate() refuses."""
     if not is_stock(model):
         return resolved_generation_config(model, **arguments)
-    own = {name: arguments.pop(name) for name in PARAMETERS if name in arguments}
-    return resolved(model, resolved_generation_config(model, **arguments), own)
+    ours = {name: arguments.pop(name) for name in PARAMETERS if name in arguments}
+    return resolved(model, resolved_generation_config(model, **arguments), ours)
 
 
 # --- From the arguments of generate() ---
@@ -159,7 +159,7 @@ def mode_of(generation_config: GenerationConfig, assistant: PreTrainedModel | No
 
 
 def with_stop_strings(model: PreTrainedModel, arguments: dict[str, Any]) -> None:
-    """Makes a stopping criterion of stop strings and the tokenizer in the arguments of a call."""
+    """Makes a criterion of the tokenizer and stop strings of a call; transformers hands neither to a function."""
     configs = [arguments.get("generation_config"), model.generation_config]
     given = [arguments.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
     stop_strings = next((value for value in given if value is not None), None)

@@ -63,7 +63,7 @@ def decode(model: PreTrainedModel, *arguments: Any, **model_kwargs: Any) -> WeDL
 class Decoding:
     """The loop of a call, over the sequences that are still in its forward passes.
 
-    Those that have ended leave it as soon as they are at least half of it.
+    Those that have ended leave it when they are at least half of its rows.
     """
 
     def __init__(self, call: Call):
@@ -71,10 +71,10 @@ class Decoding:
         self.settings, self.state, self.callbacks = call.begin()
         self.strategy = self.settings.strategy
         self.left: list[State] = []  # sequences that have left the loop
-        self.rows = list(range(len(call.input_ids)))  # which sequences of the call the others are
+        self.rows = list(range(len(call.input_ids)))  # the number of each sequence in the loop
         self.num_alive = len(self.rows)
         self.prompt_lengths = call.prompt.lengths.tolist()  # waits for the device
-        self.num_chunks = 0  # of the prompt that are read in forward passes before the first step
+        self.num_chunks = 0  # forward passes over chunks of the prompt, before the first step
         self.longest = 0  # committed tokens of the longest sequence, the prompt included
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
         self.rows_may_leave = self.num_alive > 1 and not has_hooks(self.model)
@@ -98,7 +98,7 @@ class Decoding:
             self.state, status = step(
                 self.forward, self.settings, self.state, queries, self.cache, valid_length, self.callbacks
             )
-            if self.static is not None:
+            if self.static is not None:  # The first step was an ordinary one; static steps take the rest.
                 self.state = self.static.take_all(self.call, self.settings, self.state, status, *self.step_to_take())
                 break
             read = Status.read(status.tolist(), self.state.sequences)  # waits for the device
@@ -166,7 +166,7 @@ class Decoding:
         if self.settings.noise is not None:
             self.settings.noise.give_back(int(num_tokens.max()))
         if self.cache is not None and call.returns_cache:
-            # It has as many columns of the new text as every sequence has in the cache.
+            # All sequences share its columns, so it holds the new tokens that each of them has in the cache.
             num_cached = int(torch.minimum(sequences.num_committed, num_tokens).min())
             is_text = pad(call.prompt.is_text, (0, num_cached), value=True)
             call.past_key_values.layers = self.cache.to_columns(is_text).layers
@@ -246,6 +246,7 @@ def static_step(
     """Takes a step that leaves the state in its buffers.
 
     It has as many queries for each sequence as `query` has elements, and reads as many entries as `valid` has.
+    (Tensors, since torch.compile can be told which lengths of a tensor vary.)
     """
     queries = settings.strategy.queries(state, query.shape[0], settings)
     moved, status = step(kind.forward, settings, state, queries, cache, valid.shape[0])

@@ -73,7 +73,9 @@ class WeDLMGenerationMixin(GenerationMixin):
         self._generation_config = generation_config
 
     def free_static_memory(self) -> None:
-        """Frees the window and the cache that the last call with cache_implementation="static" left for the next."""
+        """Frees the state, the cache and the graphs that the last call with cache_implementation="static" left for the
+        next.
+        """
         KEPT.pop(self, None)
 
     def _prepare_generation_config(
@@ -127,7 +129,8 @@ class WeDLMGenerationMixin(GenerationMixin):
             if inputs is not None:
                 check_inputs(inputs)
             given = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
-            warn_of_call(self, decoding_of(given, kwargs, self), given, kwargs)
+            settings = {"decoding": "verified", **kwargs} if kwargs.get("custom_generate") is not None else kwargs
+            warn_of_call(self, decoding_of(given, settings, self), given, kwargs)
             return super().generate(*args, **kwargs)
 
     def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: dict, *args):
@@ -185,7 +188,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         streamer: BaseStreamer | None = None,
         **model_kwargs,
     ) -> WeDLMGenerateOutput | Tensor:
-        """Decodes a batch, every sequence at its own pace; `step` says what one step does."""
+        """Decodes a batch, every sequence at its own pace; `after_forward` says what a step does."""
         arguments = (input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus, streamer)
         if generation_config.decoding == "autoregressive":
             check_in_vocabulary(input_ids, self.config.vocab_size)

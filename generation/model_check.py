@@ -28,9 +28,11 @@ def check_fits(model: PreTrainedModel, num_rows: int = 1) -> None:
     """
     if not is_stock(model) or FITS.get(model) == attention_of(model.config):
         return
-    with LOCK, in_evaluation(model):
-        check_anew(model, num_rows)
-    FITS[model] = attention_of(model.config)
+    with LOCK:
+        if FITS.get(model) != attention_of(model.config):  # unless another thread has checked it meanwhile
+            with in_evaluation(model):
+                check_anew(model, num_rows)
+            FITS[model] = attention_of(model.config)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def unstretched_positions(config: PreTrainedConfig) -> float:
 
 
 class ModelKind:
-    """What the loop has to know of a model: this one of a WeDLM. A call makes it once."""
+    """What the loop has to know of a model; each call makes one. This is for a WeDLM, StockKind for all others."""
 
     needs_mask = False  # Without a cache and branches, the model makes its own causal mask.
 
@@ -168,7 +168,7 @@ class StockKind(ModelKind):
         return SLIDING in layer_types_of(self.config)
 
     def mask_and_positions(self, is_seen: Tensor | None, position_ids: Tensor, starts: Tensor | None) -> dict:
-        """No position lies behind the last that is learned, where those of drafts and unneeded queries may."""
+        """Clamps positions to the last one that is learned: those of drafts and unneeded queries may lie past it."""
         most = max_positions_of(self.model)
         if not rope_types_of(self.config) and most < math.inf:
             position_ids = position_ids.clamp(max=int(most) - 1)
@@ -176,7 +176,7 @@ class StockKind(ModelKind):
         return {"attention_mask": mask, "position_ids": position_ids}
 
     def logits(self, inputs: dict, indices: Tensor) -> Tensor:
-        """(The head sees few others.)"""
+        """As of a WeDLM, but the head sees each column that any row asks for."""
         embedding = self.model.get_input_embeddings()
         adapter = getattr(embedding, "drafts_at", lambda input_ids: nullcontext())
         with adapter(inputs["input_ids"]):

@@ -114,7 +114,7 @@ VALUES: dict[str, tuple[Callable, str, str]] = {
 
 
 def check_values(config: Any, *names: str) -> None:
-    """Refuses parameters of a generation config whose value is none."""
+    """Refuses parameters of a generation config whose value is not allowed."""
     for name in names:
         is_right, kind, remedy = VALUES[name]
         if not is_right(value := getattr(config, name)):

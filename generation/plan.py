@@ -10,9 +10,9 @@ WIDEST = 32  # slots that a plan with MASKs reaches; its tables grow with the sq
 
 
 def cost_of_query(sequences: Sequences, settings: Settings, num_rows: int) -> Tensor:
-    """The tokens that one more query has to bring, `[batch, 1]`: those that the sequence writes in the same time.
+    """What one more query costs in tokens, `[batch, 1]`: its share of a forward pass, times the tokens of one so far.
 
-    A forward pass is as wide as its widest row, so `num_rows` rows pay for a query in one of them.
+    All rows are as wide as the widest, so one more query in a row is one in each of `num_rows`.
     """
     share = relative_cost(settings.rule.query_cost, 1 if decides_alone(settings) else num_rows)
     pace = (sequences.num_final / sequences.forwards).clamp(min=1) * sequences.is_alive
@@ -20,12 +20,12 @@ def cost_of_query(sequences: Sequences, settings: Settings, num_rows: int) -> Te
 
 
 def decides_alone(settings: Settings) -> bool:
-    """Whether each row plans as if no other were there: with an `acceptance_ratio` below 1 drafts decide the text."""
+    """Whether a row's plan ignores the others: with an `acceptance_ratio` below 1 the plan changes the text."""
     return settings.rule.margin is not None
 
 
 def relative_cost(query_cost: float, num_rows: int) -> float:
-    """What a query more in each of `num_rows` rows adds to a forward pass that has one in each, as a share of it.
+    """The time of `num_rows` more queries, one a row, as a share of a forward pass of one query a row.
 
     A forward pass of n queries costs 1 + query_cost * (n - 1).
     """
@@ -57,8 +57,8 @@ def plan_step(
 
     A draft brings a token in this step if it is accepted with all drafts before it. A MASK brings a token in the next
     step if exactly the drafts that its branch sees are accepted now, and the draft that it makes is accepted then. The
-    first MASK of a branch stands for the token that this step writes behind the accepted drafts. It makes no draft, so
-    it shares the gain of those behind it.
+    first MASK of a branch stands for the token that this step writes behind the accepted drafts. It makes no draft,
+    and the second needs it, so each counts half of the second one's gain.
 
     Args:
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1, 2,
@@ -66,7 +66,7 @@ def plan_step(
         next_chance (`torch.FloatTensor` of shape `(batch, 1)`): P(a draft of a new branch is accepted, if those before
             it are).
         num_open (`torch.LongTensor` of shape `(batch,)`): The slots that are still to be filled.
-        most (`torch.LongTensor` of shape `(batch,)`): The most queries.
+        most (`torch.LongTensor` of shape `(batch,)`): The most queries besides the pending token.
         cost (`torch.FloatTensor` of shape `(batch, 1)`, *optional*, defaults to 0.0): The tokens that a query costs.
         is_alone (`bool`, *optional*, defaults to `False`): Whether each row counts its own gain, not the mean.
         rank (`torch.LongTensor`, *optional*): 0, 1, 2, ..., so that it need not be made.

@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import eager_attention_forward
 
 from wedlm.generation.transformers_internals import CACHE, attention_of
 
-MOST_QUERIES = 64  # up to so many, query heads that share keys become further queries
+MOST_QUERIES = 64  # With at most so many, query heads that share keys become further queries (`score_bias`).
 
 
 class CurrentForward(NamedTuple):
@@ -170,7 +170,7 @@ class RowCache(DynamicCache):
             return None
         return seen_entries(last, visible_prefix, valid_length)
 
-    # What a stock model asks that makes its own causal mask: the layers' memory may be larger than what is read.
+    # A stock model that makes its own causal mask asks these. They say what is read; the memory may be larger.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self.current is None else self.current.valid_length - self.current.entries.shape[2]

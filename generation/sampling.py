@@ -117,8 +117,9 @@ class SlotNoise:
     for all rows at once, slot by slot. So verified decoding samples the text that autoregressive decoding samples with
     the same seed, and leaves the generator as that loop leaves it.
 
-    Slot s of the `num_slots` that a row has noise for at a time is at s % num_slots. A row so far behind another that
-    its slots are not kept any more gets them drawn again. With `generator`, a single row has a generator of its own.
+    `values` is a ring: a row keeps the noise of its `num_slots` latest slots, that of slot s at s % num_slots. A row
+    that lags so far that its slots are not kept any more gets them drawn again. With `generator`, a single row has a
+    generator of its own.
     """
 
     def __init__(self, num_rows: int, num_slots: int, vocab_size: int, device: torch.device, generator=None):

@@ -83,8 +83,8 @@ class Sequences(NamedTuple):
 
         `new` `[batch, n]` are the tokens behind those that were final before; the first `num_new` of them are so now.
         """
-        number = settings.arange[1 : new.shape[1] + 1]
-        end = number.masked_fill((new[..., None] != settings.end_tokens).all(-1), NO_SLOT).amin(-1)
+        distance = settings.arange[1 : new.shape[1] + 1]
+        end = distance.masked_fill((new[..., None] != settings.end_tokens).all(-1), NO_SLOT).amin(-1)
         most, num_known = torch.minimum(self.num_final + end, self.limit), self.num_final + num_new
         return self._replace(
             num_tokens=torch.where(self.is_alive, torch.minimum(most, num_known), self.num_tokens),
@@ -103,7 +103,7 @@ class Sequences(NamedTuple):
 
 
 def wider(per_slot: Tensor, num_slots: int, blank: int = 0) -> Tensor:
-    """A tensor with a column for each slot, with so many of them; the scratch column comes anew."""
+    """`per_slot`, with a column for each slot, made `num_slots` wide; the scratch column comes anew."""
     return pad(per_slot[:, :-1], (0, num_slots + 2 - per_slot.shape[1]), value=blank)
 
 
@@ -117,7 +117,7 @@ def statistics(num_tokens: Tensor, forwards: Tensor, window_queries: Tensor) -> 
 
 
 class Settings(NamedTuple):
-    """How the steps of a call decode. (Tensors, where a captured step serves all values.)"""
+    """How the steps of a call decode. (A tensor is what may have another value in the same captured step.)"""
 
     window_size: int  # the most slots behind the committed text that a step decides
     mask_token_id: int | None  # None: the model has no MASK
@@ -125,9 +125,9 @@ class Settings(NamedTuple):
     processors: LogitsProcessorList
     processors_read_text: bool  # so that the callbacks choose tokens one after another, each behind those before it
     arange: Tensor  # [2 * window_size + 1]: 0, 1, 2, ..., which no step has to make
-    noise: SlotNoise | None  # where tokens are drawn
+    noise: SlotNoise | None  # None: no tokens are drawn
     strategy: "Strategy"
-    rule: Any  # what the strategy alone reads
+    rule: Any  # the parameters of the strategy
 
     @property
     def values(self) -> tuple:
@@ -147,20 +147,22 @@ class Strategy(NamedTuple):
     is such a tensor.
     """
 
-    rule: Callable  # (config, window_size, query_cost, device) -> what of the settings it alone reads
+    rule: Callable  # (config, window_size, query_cost, device) -> `Settings.rule`
     begin: Callable  # (sequences, settings) -> the state before the first forward pass
-    first_queries: Callable  # (state, settings) -> the queries behind the prompt in the first forward pass
-    most_queries: Callable  # (settings) -> the most queries that a sequence needs in a later one
-    queries: Callable  # (state, width, settings) -> the queries of the next one, `width` for each sequence
+    queries: Callable  # (state, width, settings) -> those of the next forward pass, `width` for each sequence
     # (state, queries, logits, settings, callbacks) -> (state, new, num_new, is_possible): gives slots tokens. Of the
-    # tokens `new` `[batch, n]` the first `num_new` `[batch]` are final now; `is_possible` `[batch, n]` is False for
-    # those of the first predicted slots that got a token without a finite score.
+    # tokens `new` `[batch, n]` the first `num_new` `[batch]` are final now; `is_possible` `[batch, m]` is False for
+    # those of the first m predicted slots that got a token without a finite score.
     choose: Callable
     # (state, num_new, settings, num_rows) -> (state, num_kept): says which queries stay in the cache, the first
     # `num_kept` `[batch]`, and plans the next forward pass, over `num_rows` rows.
     commit: Callable
-    guesses: Callable  # (state) -> the text of one sequence with its drafts, and which of these tokens are no guesses
+    most_queries: Callable  # (settings) -> the most queries of a sequence in a later forward pass
+    # (state) -> the text of one sequence with its drafts, and which of these tokens are no guesses; or None
+    guesses: Callable
     counts: Callable  # (state, window_size) -> statistics of the output, `[batch, ...]` each
+    # (state, settings) -> the queries behind the prompt in the first forward pass; by default none
+    first_queries: Callable = lambda state, settings: Queries.none(state.sequences)
 
 
 # --- The state of a call, row by row ---
@@ -202,7 +204,7 @@ class State(NamedTuple):
 
 
 def joined(states: list[State]) -> State:
-    """The rows of all, one behind the other; they have room for as many slots and columns."""
+    """The rows of all states, which have the same room, in one."""
     parts = zip(*states, strict=True)
     return State(*(each[0]._make(map(torch.cat, zip(*each, strict=True))) for each in parts))
 
@@ -255,8 +257,8 @@ class Queries(NamedTuple):
     logits_indices: Tensor  # [batch, predicted]: the queries whose logits are read
     predicted_slots: Tensor  # [batch, predicted]: the slot that each predicts
     is_predicted: Tensor  # [batch, predicted]: False behind a sequence's last one
-    # [batch, queries]: Queries with the same number are a branch, causal inside; a query also sees so many leading
-    # queries of the forward pass. None: it sees all before it.
+    # [batch, queries]: Queries with the same number n are a branch: each sees the cache, the first n queries, and
+    # those of its branch up to itself. None: each sees all before it.
     visible_prefix: Tensor | None = None
     num_text: Tensor | None = None  # [batch]: the number of leading queries that hold text
     num_needed: Tensor | None = None  # [batch, 1]: the number of leading queries that anything reads; None: all

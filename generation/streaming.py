@@ -29,7 +29,8 @@ class Rule(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Which slots have their token. It is final when no open slot stands before it."""
+    """Which slots have their token. A token is final when no open slot stands before its own (and, in blockwise
+    decoding, when its whole window is filled)."""
 
     filled: Tensor  # [batch, slots + 1]
 
@@ -50,7 +51,7 @@ def queries(state: State, width: int, settings: Settings) -> Queries:
     # 0 for filled, 1 for open, 2 behind the window; stable, so that each kind stays in position order.
     by_kind = (2 - inside.int() - filled.int()).argsort(dim=-1, stable=True)
     slots, num_filled = slots.gather(1, by_kind), filled.sum(-1, keepdim=True)
-    of_masks = query[: settings.window_size] + num_filled  # the queries that hold a MASK, and those behind them
+    of_masks = query[: settings.window_size] + num_filled  # the queries from the first MASK on
     indices = of_masks.clamp(max=width - 1)
     return Queries(
         input_ids=sequences.tokens.gather(1, slots).masked_fill(query >= num_filled, settings.mask_token_id),
@@ -65,7 +66,7 @@ def queries(state: State, width: int, settings: Settings) -> Queries:
 def choose(
     state: State, queries: Queries, logits: Tensor, settings: Settings, callbacks: Callbacks | None
 ) -> tuple[State, Tensor, Tensor, Tensor]:
-    """Fills the open slots that their entropy selects; those filled without a gap are final."""
+    """Fills the open slots that their entropy selects; those filled without a gap are new."""
     (sequences, kept), slots = state, queries.predicted_slots
     sequences = sequences.counted(sequences.is_alive)
 
@@ -99,12 +100,12 @@ def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> 
     The window of a sequence that has ended becomes empty.
     """
     (sequences, kept), num_kept = state, state.sequences.num_pending  # (the first queries of this forward pass)
-    num_committed, window_size = sequences.num_committed + num_kept, sequences.num_queries - num_kept
-    is_final = sequences.is_alive
+    num_committed, num_in_window = sequences.num_committed + num_kept, sequences.num_queries - num_kept
+    becomes_pending = sequences.is_alive
     if settings.rule.is_blockwise:  # as soon as the whole window is filled
-        is_final = is_final & (num_new == window_size)
-    num_pending = num_new * is_final
-    num_queries = torch.minimum(window_size + num_pending, sequences.limit - num_committed) * sequences.is_alive
+        becomes_pending = becomes_pending & (num_new == num_in_window)
+    num_pending = num_new * becomes_pending
+    num_queries = torch.minimum(num_in_window + num_pending, sequences.limit - num_committed) * sequences.is_alive
     sequences = sequences._replace(
         num_committed=num_committed, num_final=num_committed + num_pending, num_queries=num_queries
     )
@@ -115,7 +116,7 @@ STREAMING = Strategy(
     rule=Rule.of,
     begin=begin,
     first_queries=lambda state, settings: queries(state, settings.window_size, settings),
-    most_queries=lambda settings: 2 * settings.window_size,  # filled slots, which it commits, and a window of others
+    most_queries=lambda settings: 2 * settings.window_size,  # the pending slots, and a window after them
     queries=queries,
     choose=choose,
     commit=commit,

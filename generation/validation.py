@@ -46,7 +46,7 @@ REMEDY_OF_LAYERS = (
     "--to-autoregressive` makes it again)"
 )
 REMEDY_OF_UNFIT = 'generate() decodes it by decoding="autoregressive"'
-# What means the same in every decoding.
+# Values that ask for nothing.
 NO_WISHES = (("window_size", None), ("query_cost", None), ("acceptance_ratio", 1.0))
 
 # Of what the forward of a stock model may get; images, for example, are not among it.
@@ -180,7 +180,7 @@ def take_look_up(generation_config: GenerationConfig) -> None:
 
 
 def check_look_up(generation_config: GenerationConfig) -> None:
-    """Refuses a look-up of drafts where nothing verifies them, and numbers that are none, in every decoding."""
+    """Refuses a look-up of drafts where nothing verifies them, and numbers that are not allowed, in every decoding."""
     decoding, num_looked_up = generation_config.decoding, generation_config.prompt_lookup_num_tokens
     if num_looked_up is not None and decoding not in AS_IT_IS:
         raise ValueError(
@@ -209,7 +209,7 @@ def check_attention(model: PreTrainedModel, config: PreTrainedConfig, generation
 
 
 def asks(value: Any) -> bool:
-    """Whether a keyword argument of a forward is given, and no zeros as token_type_ids of a text are."""
+    """Whether a keyword argument asks for anything; zeros, as token_type_ids of a text are, do not."""
     return bool(value.any()) if torch.is_tensor(value) else bool(value)
 
 

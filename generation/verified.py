@@ -2,8 +2,8 @@
 
 A forward pass goes over the last token of the text and the drafts behind it. Its logits say what token by token
 decoding would write behind each of them. The drafts that are these tokens are accepted, up to the first other one; the
-model's own token is written behind them. So drafts decide how many tokens a step writes, and not which (unless an
-`acceptance_ratio` below 1 accepts a draft that comes near to the model's token).
+model's own token is written behind them. So drafts decide how many tokens a step writes, and not which. (Only an
+`acceptance_ratio` below 1 also accepts others.)
 """
 
 import math
@@ -20,9 +20,9 @@ from wedlm.generation.sampling import are_possible, best_tokens, draft_or_best, 
 from wedlm.generation.sequences import NO_TOKEN, Queries, Sequences, Settings, State, Strategy, read_slots
 
 MOST_MATCHED = 6  # last tokens that a look-up compares: longer matches say no more about the next one
-HALF_MATCH = 3  # A looked up draft is taken to be accepted in one of two cases behind a match of so many tokens.
-DECAY = 0.9  # A step counts so much of the one behind it in a record.
-PRIOR = 2.0  # drafts that a record begins with, accepted as expected
+HALF_MATCH = 3  # A looked up draft behind a match of n tokens gets the chance n / (n + HALF_MATCH).
+DECAY = 0.9  # In a record each step counts this share of the step after it.
+PRIOR = 2.0  # is added to both sums of a record, so that few drafts change little
 MOST_CERTAIN = 0.99
 
 
@@ -31,8 +31,8 @@ class Rule(NamedTuple):
 
     num_looked_up: int  # the most drafts that are looked up in the text
     most_matched: int  # the most last tokens that are compared for that
-    match_chances: Tensor  # [MOST_MATCHED + window_size]: that a draft is accepted, by the tokens that it follows
-    margin: Tensor | None  # [], how far below the best score that of an accepted draft may be; None: it is the best
+    match_chances: Tensor  # [...]: P(a draft is accepted), indexed by the number of matched tokens in front of it
+    margin: Tensor | None  # [], how far below the best score that of an accepted draft may be; None: only the best
     query_cost: float  # what one more query costs, as a share of a forward pass with one
 
     @classmethod
@@ -59,7 +59,7 @@ class Drafts(NamedTuple):
     estimates: Tensor  # [batch, window_size - 1]: P(accepted, if those before it are), by the match
     chances: Tensor  # [batch, window_size - 1]: P(it and all before it are accepted), corrected by the record
     num_drafts: Tensor  # [batch]: how many the next forward pass verifies
-    record: Tensor  # [batch, (accepted, expected)]: sums over the steps, old ones by DECAY less
+    record: Tensor  # [batch, (observed, expected)]: accepted drafts, summed over the steps by DECAY
 
 
 def begin(sequences: Sequences, settings: Settings) -> State:
@@ -122,12 +122,14 @@ def verify(
     `tokens` `[batch, n]` are those that the model chooses. None: callbacks choose them left to right.
     """
     (sequences, drafts), size = state, min(settings.window_size, queries.predicted_slots.shape[1])
-    slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]  # (behind them: MASKs)
+    # (Where drafts are few, MASKs of branches follow in these columns, which `order <= accepted` leaves out.)
+    slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]
     order, num_drafts = settings.arange[:size], drafts.num_drafts[:, None]
     proposed = pad(drafts.tokens, (0, 1))[:, :size].masked_fill(order >= num_drafts, NO_TOKEN)
     sequences = sequences.counted(may_fill[:, 0])
     if tokens is None:
-        tokens, may_fill = callbacks.verify(sequences, slots, may_fill & (order <= num_drafts), proposed, logits)
+        chosen = callbacks.verify(sequences, slots, may_fill & (order <= num_drafts), proposed, logits)
+        tokens, may_fill = chosen  # up to the first that is not its draft
     elif settings.rule.margin is not None:
         tokens = nearly_best(proposed, logits, settings)
     tokens = tokens[:, :size]
@@ -135,26 +137,29 @@ def verify(
     is_final = may_fill & (order <= accepted)
     if callbacks is not None and not settings.processors_read_text:
         callbacks.records.put_selected(sequences, queries, is_final, logits, settings.processors)
-    # Draft n was accepted (n), or is the one that was not (-n); the token behind all drafts was none (0).
+    # n for draft n if it was accepted, -n if it was rejected, and 0 for a token that had no draft.
     distance = settings.arange[1 : size + 1]
-    distance = distance.where(order < accepted, -distance * (accepted < num_drafts))
-    drafts.verified_at.scatter_(1, sequences.write(slots, is_final, tokens), distance)
+    outcome = distance.where(order < accepted, -distance * (accepted < num_drafts))
+    drafts.verified_at.scatter_(1, sequences.write(slots, is_final, tokens), outcome)
     return State(sequences, drafts), tokens, is_final
 
 
 def nearly_best(drafts: Tensor, logits: Tensor, settings: Settings) -> Tensor:
     """For an `acceptance_ratio` below 1: a draft where its score is near enough to the best, else the best token."""
 
-    def read(logits: Tensor, drafts: Tensor) -> tuple[Tensor]:
-        return (draft_or_best(processed(logits, settings.processors), drafts, settings.rule.margin),)
-
+    processors, margin = settings.processors, settings.rule.margin
+    read = lambda logits, drafts: (draft_or_best(processed(logits, processors), drafts, margin),)  # noqa: E731
     return over_slots(read, logits[:, : drafts.shape[1]], drafts)[0]
 
 
 def draft(state: State, num_new: Tensor, settings: Settings) -> State:
-    """Looks up the next drafts, and records how many of the last ones were accepted, and how many were expected."""
+    """Looks up the next drafts, and records how many of the last ones were accepted, and how many were expected.
+
+    The record of the steps before this one corrects the estimates; the outcome of this step counts from the next on.
+    """
     drafts = state.kept
     tokens, estimates = looked_up(state.sequences, num_new, settings)
+    # (The accepted drafts, num_new - 1, and the first rejected one.)
     is_verified = settings.arange[1 : settings.window_size] <= torch.minimum(num_new, drafts.num_drafts)[:, None]
     outcome = torch.stack([(num_new - 1).clamp(min=0), (drafts.estimates * is_verified).sum(-1)], dim=-1)
     observed, expected = (drafts.record + PRIOR).unbind(-1)
@@ -168,7 +173,7 @@ def draft(state: State, num_new: Tensor, settings: Settings) -> State:
 
 
 def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> tuple[State, Tensor]:
-    """Commits all final tokens but the last, which is the first query of the next forward pass; plans that one."""
+    """Commits all final tokens but the last, the first query of the next forward pass, and plans its drafts."""
     sequences, num_kept = all_but_last_committed(state.sequences, num_new)
     cost, is_alone = cost_of_query(sequences, settings, num_rows), decides_alone(settings)
     num_drafts = num_worthwhile(state.kept.chances, sequences.num_open, cost, is_alone)
@@ -177,8 +182,8 @@ def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> 
 
 
 def all_but_last_committed(sequences: Sequences, num_new: Tensor) -> tuple[Sequences, Tensor]:
-    """Leaves the last final token pending, which was no query yet; says how many of the queries stay in the cache."""
-    has_new = num_new.clamp(max=1)  # (Every sequence that is alive gets a token in a step.)
+    """Commits all final tokens but the last, which no query has held yet; says how many queries stay in the cache."""
+    has_new = num_new.clamp(max=1)  # (0 for sequences that had ended before.)
     num_committed = sequences.num_final + num_new - has_new
     num_final = num_committed + has_new * sequences.is_alive
     num_kept = num_committed - sequences.num_committed
@@ -194,7 +199,7 @@ def looked_up(sequences: Sequences, num_new: Tensor, settings: Settings) -> tupl
     text = torch.cat([sequences.prompt, sequences.tokens], dim=-1)
     last = sequences.num_final + num_new + (sequences.prompt.shape[1] - 1)
     drafts, num_matched = look_up(text, last[:, None], num_drafts, rule.most_matched)
-    # Draft i follows a match of num_matched + i tokens; behind none the first has the chance 0.
+    # Draft i follows num_matched + i matching tokens. Without a match the first has the chance 0, and so have all.
     chances = rule.match_chances[num_matched + settings.arange[:num_drafts]]
     if rule.num_looked_up < num_drafts:
         chances[:, rule.num_looked_up :] = 0
@@ -205,9 +210,9 @@ def look_up(text: Tensor, last: Tensor, num_drafts: int, most_matched: int = MOS
     """Finds the last column where the text's last tokens stand as well, and drafts what follows there.
 
     The longest match is taken, of `most_matched` tokens at most. Where the text behind it ends, the drafts begin again
-    behind the match, so that a text that repeats itself goes on repeating. `text` is `[batch, columns]`, without a gap
-    before its last token in column `last` `[batch, 1]`, with numbers that are no tokens in front of it and a column
-    behind it. Returns the drafts, `[batch, num_drafts]`, and the length of each row's match, `[batch, 1]`.
+    behind the match, so that a text that repeats itself goes on repeating. A row of `text` `[batch, columns]` holds
+    NO_TOKEN, then its tokens without a gap up to column `last` `[batch, 1]`, then at least one column. Returns the
+    drafts, `[batch, num_drafts]`, and the length of each row's match, `[batch, 1]`.
     """
     width = text.shape[1]
     count = torch.arange(max(width, num_drafts), device=text.device)
@@ -215,11 +220,10 @@ def look_up(text: Tensor, last: Tensor, num_drafts: int, most_matched: int = MOS
     endings = pad(text, (most_matched - 1, 0), value=-1).unfold(1, most_matched, 1)  # [batch, columns, matched]
     is_same = endings == endings.gather(1, last[..., None].expand(-1, -1, most_matched))
     num_matched = is_same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1)
-    # The longest match, and the last of these: one number orders by both. (No match reaches over the front of the
-    # text, where the last tokens have others.)
-    longest, best = (torch.add(column, num_matched, alpha=width) * (column < last)).max(-1, keepdim=True)
+    # One number orders by both: the longest match, and the last one of these.
+    score, best = (torch.add(column, num_matched, alpha=width) * (column < last)).max(-1, keepdim=True)
     behind = best + 1 + count[:num_drafts] % (last - best).clamp(min=1)
-    return text.gather(1, behind), longest // width
+    return text.gather(1, behind), score // width
 
 
 def guesses(state: State) -> tuple[Tensor, Tensor]:
@@ -238,14 +242,4 @@ def counts(state: State, window_size: int) -> dict[str, Any]:
     return {name: zeros.scatter_add(1, verified_at.abs(), part.long())[:, 1:] for name, part in parts.items()}
 
 
-VERIFIED = Strategy(
-    rule=Rule.of,
-    begin=begin,
-    first_queries=lambda state, settings: Queries.none(state.sequences),  # the prompt alone
-    most_queries=lambda settings: settings.window_size,
-    queries=queries,
-    choose=choose,
-    commit=commit,
-    guesses=guesses,
-    counts=counts,
-)
+VERIFIED = Strategy(Rule.of, begin, queries, choose, commit, lambda settings: settings.window_size, guesses, counts)

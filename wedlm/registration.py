@@ -47,9 +47,9 @@ def register_model(mapping, class_name):
 def take_decoding(mixin: type) -> None:
     """Lets `generate()` of every model take `decoding="verified"`, `custom_generate="wedlm"` and `wedlm.verified`.
 
-    transformers refuses the first two. It takes the third, but hands over neither the streamer nor the tokenizer of
-    stop strings. Where `generate_batch()` and `init_continuous_batching()` are asked for a decoding, they take our
-    running batch. All other calls are transformers' own.
+    transformers refuses `decoding` and "wedlm". It takes a function, but hands it neither the streamer nor the
+    tokenizer of stop strings. Where `generate_batch()` and `init_continuous_batching()` are asked for a decoding, they
+    take our running batch. All other calls are transformers' own.
     """
     own, methods = mixin.generate, (mixin.generate_batch, mixin.init_continuous_batching)
 

@@ -12,7 +12,7 @@ from wedlm.batching.request import Request
 from wedlm.batching.shared_cache import compacted
 from wedlm.generation.callbacks import Callbacks
 from wedlm.generation.decoding import after_forward
-from wedlm.generation.sampling import NoTokenError, SlotNoise, refuse_impossible
+from wedlm.generation.sampling import SlotNoise, refuse_impossible
 from wedlm.generation.sequences import NO_SLOT, Queries, Settings, State, joined
 from wedlm.generation.validation import named_weights
 
@@ -154,5 +154,5 @@ def no_token_error(model: PreTrainedModel, position: int) -> Exception:
     try:
         with named_weights(model):
             refuse_impossible(0, position)
-    except (NoTokenError, ValueError) as error:
+    except ValueError as error:
         return error

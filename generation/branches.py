@@ -3,7 +3,8 @@
 A forward pass has MASKs behind its drafts, and their logits are the next drafts. They must not see a draft that is
 rejected, and nobody knows beforehand which one that is. So they come in branches, one for each number of accepted
 drafts; a branch sees that many drafts and no other. Its first MASK stands at the slot that the step writes behind
-them, the others at the slots of the next drafts.
+them, the others at the slots of the next drafts. Where MASKs predict the token behind them (`Settings.masks_shift`),
+each makes a draft; otherwise the first one makes none.
 """
 
 from typing import NamedTuple
@@ -67,7 +68,7 @@ def queries(state: State, width: int, settings: Settings) -> Queries:
     # The first MASK of a branch stands at the slot behind the queries that it sees.
     slot_shift = (num_seen - bounds.gather(1, branch)).masked_fill(is_text, 0)
     slots = sequences.num_committed[:, None] + query + slot_shift
-    predicted_slots = slots + is_text
+    predicted_slots = slots + (1 if settings.masks_shift else is_text)
     last = sequences.tokens.gather(1, sequences.num_committed[:, None])
     tokens = torch.cat([last, branches.tokens, last.expand(-1, max(0, width - settings.window_size))], dim=-1)
     return Queries(
@@ -110,9 +111,9 @@ def draft(state: State, tokens: Tensor, shares: Tensor, num_new: Tensor, setting
     (sequences, branches), order = state, settings.arange[1 : settings.window_size]
     num_accepted = (num_new - 1).clamp(min=0)[:, None]
 
-    # 1. The drafts of both sources. (The first MASK of a branch stood for a token that is final now.)
+    # 1. The drafts of both sources. (Unless MASKs shift, the first one of a branch stood for a token that is final.)
     bounds = branches.bounds.unfold(1, 2, 1).gather(1, num_accepted[..., None].expand(-1, -1, 2))
-    mask = bounds[..., 0] + order
+    mask = bounds[..., 0] + (order - int(settings.masks_shift))
     is_made = mask < bounds[..., 1]
     mask = mask.clamp(max=tokens.shape[1] - 1)
     of_masks, estimates_of_masks = tokens.gather(1, mask), shares.gather(1, mask) * is_made
@@ -154,8 +155,10 @@ def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> 
     """Commits all final tokens but the last, as without branches; plans drafts and MASKs of the next forward pass."""
     sequences, num_kept = all_but_last_committed(state.sequences, num_new)
     chances, next_chance = state.kept.chances, NEXT_CHANCE * corrections(state.kept)[:, 2:]
-    cost, is_alone = cost_of_query(sequences, settings, num_rows), decides_alone(settings)
-    bounds = plan_step(chances, next_chance, sequences.num_open, state.kept.most, cost, is_alone, settings.arange)
+    cost, is_alone, rank = cost_of_query(sequences, settings, num_rows), decides_alone(settings), settings.arange
+    bounds = plan_step(
+        chances, next_chance, sequences.num_open, state.kept.most, cost, is_alone, settings.masks_shift, rank
+    )
     num_drafts, bounds = bounds[:, 0], bounds + sequences.num_pending[:, None]
     branches = state.kept._replace(num_drafts=num_drafts, bounds=bounds)
     return State(sequences._replace(num_queries=bounds[:, -1]), branches), num_kept

@@ -92,6 +92,7 @@ class Call:
         settings = Settings(
             window_size=self.window_size,
             mask_token_id=self.mask_token_id,
+            masks_shift=self.kind.masks_shift,
             end_tokens=input_ids.new_empty(0, dtype=torch.long) if end_tokens is None else end_tokens,
             processors=self.processors,
             processors_read_text=not all(map(reads_no_text, self.processors)),

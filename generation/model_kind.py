@@ -41,9 +41,14 @@ def has_drafts_of_peft(model: PreTrainedModel) -> bool:
     return hasattr(model.get_input_embeddings(), "drafts_at")
 
 
+def has_shifted_masks(model: PreTrainedModel) -> bool:
+    """Whether the active draft adapter of PEFT has MASKs that predict the token behind them."""
+    return getattr(model.get_input_embeddings(), "masks_shift", False)
+
+
 def decodings_of(model: PreTrainedModel) -> tuple[str, ...]:
-    """The decodings that a model offers."""
-    if is_stock(model):
+    """The decodings that a model offers. (Streaming needs predictions of MASKs for their own places.)"""
+    if is_stock(model) or model.config.mask_shift:
         return AS_IT_IS
     return decodings_with(is_trained_in_masks(model), model.config.drafts is not None or has_drafts_of_peft(model))
 
@@ -92,6 +97,11 @@ class ModelKind:
     @property
     def mask_token_id(self) -> int | None:
         return self.model.config.require_mask_token_id()
+
+    @property
+    def masks_shift(self) -> bool:
+        """Whether a MASK predicts the token behind it, as in I-DLM, and not that of its own place."""
+        return self.config.mask_shift or has_shifted_masks(self.model)
 
     @property
     def slides(self) -> bool:
@@ -162,6 +172,10 @@ class StockKind(ModelKind):
         """None but that of a draft adapter, a number behind the model's tokens."""
         embedding = self.model.get_input_embeddings()
         return embedding.mask_token_id if getattr(embedding, "has_active_mask", False) else None
+
+    @property
+    def masks_shift(self) -> bool:
+        return has_shifted_masks(self.model)
 
     @property
     def slides(self) -> bool:

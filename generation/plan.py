@@ -51,6 +51,7 @@ def plan_step(
     most: Tensor,
     cost: Tensor | float = 0.0,
     is_alone: bool = False,
+    masks_shift: bool = False,
     rank: Tensor | None = None,
 ) -> Tensor:
     """Takes the queries that promise most tokens, as far as each promises more than it costs.
@@ -58,7 +59,7 @@ def plan_step(
     A draft brings a token in this step if it is accepted with all drafts before it. A MASK brings a token in the next
     step if exactly the drafts that its branch sees are accepted now, and the draft that it makes is accepted then. The
     first MASK of a branch stands for the token that this step writes behind the accepted drafts. It makes no draft,
-    and the second needs it, so each counts half of the second one's gain.
+    and the second needs it, so each counts half of the second one's gain; where MASKs shift it makes the first draft.
 
     Args:
         chances (`torch.FloatTensor` of shape `(batch, window_size - 1)`): P(at least n drafts are accepted), n = 1, 2,
@@ -69,6 +70,7 @@ def plan_step(
         most (`torch.LongTensor` of shape `(batch,)`): The most queries besides the pending token.
         cost (`torch.FloatTensor` of shape `(batch, 1)`, *optional*, defaults to 0.0): The tokens that a query costs.
         is_alone (`bool`, *optional*, defaults to `False`): Whether each row counts its own gain, not the mean.
+        masks_shift (`bool`, *optional*, defaults to `False`): As in `Settings`.
         rank (`torch.LongTensor`, *optional*): 0, 1, 2, ..., so that it need not be made.
 
     Returns:
@@ -78,11 +80,15 @@ def plan_step(
     num_unused = max(0, chances.shape[1] + 1 - WIDEST)
     size = chances.shape[1] + 1 - num_unused
     rank = torch.arange(2 * size, device=chances.device) if rank is None else rank[: 2 * size]
-    order, distance = rank[:size], rank[:size].clamp(min=1)
+    order = rank[:size]
+    distance = order + 1 if masks_shift else order.clamp(min=1)  # the number of the draft that a MASK makes
     of_drafts = pad(chances[:, : size - 1], (0, 1)) * (order < num_open[:, None])
     exactly = pad(of_drafts[:, :-1], (1, 0), value=1.0) - of_drafts  # P(exactly n drafts are accepted)
     of_distance = next_chance**distance
-    of_distance[:, :2].div_(2)
+    if masks_shift:
+        of_distance[:, -1] = 0  # There are no more drafts than the window has slots behind its first.
+    else:
+        of_distance[:, :2].div_(2)
     has_slot = order[:, None] + distance < num_open[:, None, None]
     of_masks = exactly[:, :, None] * of_distance[:, None] * has_slot  # [batch, branches, MASKs]
 
@@ -91,7 +97,8 @@ def plan_step(
     is_taken = pays(gains, cost, is_alone) & (rank < most[:, None])
     numbers = torch.zeros_like(query[:, : size + 1]).scatter_add(1, query // size, is_taken.long())
     num_masks = numbers[:, 1:]  # a view: `numbers` changes, too
-    num_masks.masked_fill_(num_masks == 1, 0)  # one MASK makes no draft
+    if not masks_shift:
+        num_masks.masked_fill_(num_masks == 1, 0)  # one MASK makes no draft
     bounds = numbers.cumsum(-1)
     if num_unused > 0:
         bounds = torch.cat([bounds, bounds[:, -1:].expand(-1, num_unused)], dim=-1)

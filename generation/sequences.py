@@ -121,6 +121,7 @@ class Settings(NamedTuple):
 
     window_size: int  # the most slots behind the committed text that a step decides
     mask_token_id: int | None  # None: the model has no MASK
+    masks_shift: bool  # whether a MASK predicts the token behind it, as a token does, and not that of its own slot
     end_tokens: Tensor  # [n], empty where there is none
     processors: LogitsProcessorList
     processors_read_text: bool  # so that the callbacks choose tokens one after another, each behind those before it

@@ -112,6 +112,11 @@ def check_decoding(model: PreTrainedModel, decoding: str) -> None:
         check_is_decoder(model)
     if decoding in decodings_of(model):
         return
+    if not is_stock(model) and model.config.mask_shift:
+        raise ValueError(
+            f"decoding={decoding!r} fills MASK tokens, and those of this model predict the token behind them "
+            '(mask_shift); pass decoding="verified".'
+        )
     remedy = REMEDY_OF_STOCK if is_stock(model) else REMEDY_OF_CONVERTED
     raise ValueError(f"decoding={decoding!r} fills MASK tokens, which this model was not trained for; {remedy}.")
 

@@ -55,6 +55,9 @@ class WeDLMConfig(Qwen3Config):
             architectures with the same layers apart.
         mask_trained (`bool`, *optional*, defaults to `False`):
             Whether a converted checkpoint was trained to fill in MASK since.
+        mask_shift (`bool`, *optional*, defaults to `False`):
+            Whether a MASK predicts the token behind it, as every other token does and as in I-DLM, and not the token
+            of its own place. Such a model decodes verified, and does not stream.
         drafts (`dict`, *optional*):
             The draft adapter that the checkpoint contains, `{"rank": 16, "modules": ["q_proj", ...]}`. None for none.
         attention_bias (`bool`, *optional*, defaults to `False`):
@@ -74,6 +77,7 @@ class WeDLMConfig(Qwen3Config):
     mask_row: Literal["unused", "added"] | None = None
     converted_from: str | None = None
     mask_trained: bool = False
+    mask_shift: bool = False
     qk_norm: bool = True
     drafts: dict | None = None
 

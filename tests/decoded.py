@@ -86,6 +86,7 @@ def settings_with(strategy: Strategy, window_size: int, query_cost: float = 0.0,
     settings = Settings(
         window_size=window_size,
         mask_token_id=MASK,
+        masks_shift=False,
         end_tokens=torch.empty(0).long(),
         processors=LogitsProcessorList(),
         processors_read_text=False,

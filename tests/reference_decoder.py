@@ -151,11 +151,12 @@ def decode_verified(
     num_looked_up: int | None = None,
     most_matched: int = MOST_MATCHED,
     acceptance_ratio: float = 1.0,
+    masks_shift: bool = False,
 ) -> Decoded:
     """`logits_of(tokens, positions, who_sees_whom)` is one forward without a cache, `[rows, vocabulary]`.
 
     `steps` are the drafts and the lengths of the groups of MASKs of each forward, as the decoder planned them. They
-    must be drafts that could be made, and few enough.
+    must be drafts that could be made, and few enough. With `masks_shift` a MASK predicts the token behind it.
     """
     window_size = min(window_size, max_new_tokens)
     num_looked_up = window_size - 1 if num_looked_up is None else min(num_looked_up, window_size - 1)
@@ -177,7 +178,9 @@ def decode_verified(
     for drafts, sizes in steps:
         assert any(drafts == each[: len(drafts)] for each in offered), "drafts of MASKs, or of the text"
         num_open = max_new_tokens - len(text)
-        assert len(drafts) <= num_open and all(num + size <= num_open for num, size in enumerate(sizes) if size)
+        assert len(drafts) <= num_open and all(
+            num + size + masks_shift <= num_open for num, size in enumerate(sizes) if size
+        )
         assert len(drafts) + sum(sizes) <= (2 * window_size - 1 if text else window_size)
         if text:
             result.steps.append({"known": len(text), "drafts": list(drafts)})
@@ -221,6 +224,6 @@ def decode_verified(
             num_accepted += 1
 
         # Draft.
-        of_masks = [best_of_mask(logits[row]) for row in groups[num_accepted][1:]]
+        of_masks = [best_of_mask(logits[row]) for row in groups[num_accepted][0 if masks_shift else 1 :]]
         offered = (of_masks, looked_up(prompt + text, num_looked_up, most_matched)[0])
     raise AssertionError("the text has not ended")

@@ -24,10 +24,10 @@ def samples(lengths=LENGTHS):
     return Dataset.from_list(made)
 
 
-def adapted(flavour="qwen3"):
+def adapted(flavour="qwen3", **fields):
     model = tiny_model(flavour)
     torch.manual_seed(0)
-    return get_peft_model(model, DraftLoraConfig(r=4, lora_alpha=16))
+    return get_peft_model(model, DraftLoraConfig(r=4, lora_alpha=16, **fields))
 
 
 def arguments(folder, **fields):

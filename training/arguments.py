@@ -70,10 +70,10 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
         """The weight of the memory stream in the loss; a draft adapter does not act there."""
         return 0.0 if self.objective == "draft" else self.ar_loss_weight
 
-    def collator(self, mask_token_id: int) -> DualStreamCollator | DraftCollator:
+    def collator(self, mask_token_id: int, mask_shift: bool = False) -> DualStreamCollator | DraftCollator:
         seed = self.seed if self.data_seed is None else self.data_seed
         if self.objective == "draft":
-            return DraftCollator(mask_token_id, self.draft_window, seed)
+            return DraftCollator(mask_token_id, self.draft_window, seed, mask_shift)
         return DualStreamCollator(
             mask_token_id=mask_token_id,
             block_size=self.block_size,

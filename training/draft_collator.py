@@ -20,6 +20,9 @@ class DraftCollator(StreamCollator):
     MASKs. A group follows a token, its anchor. Its MASKs see the text up to the anchor and each other, in their order,
     exactly as in a step of verified decoding. The teacher of a MASK is the memory query that predicts the same token.
 
+    With `mask_shift` a MASK predicts the token behind it (I-DLM). Its teacher is the memory query at its own place,
+    and each MASK of a group makes a draft.
+
     Anchors and lengths of groups are drawn from `seed`, the epoch and the sample's number, so that every token of an
     answer is in about two groups, and late MASKs are fewer: a draft counts only if all before it are accepted.
 
@@ -44,29 +47,34 @@ class DraftCollator(StreamCollator):
     mask_token_id: int
     window_size: int = 8  # the most MASKs of a group
     seed: int = 0
+    mask_shift: bool = False
     pad_token_id: int = 0
 
     def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
         is_answer = labels != NO_TARGET
-        groups = [np.arange(anchor + 1, end) for anchor, end in self.anchors(is_answer, self.generator(index))]
+        groups = [
+            np.arange(anchor + 1, end)
+            for anchor, end in self.anchors(is_answer, self.generator(index))
+            if anchor + 1 < end
+        ]
         positions = np.concatenate([np.arange(0), *groups])
         blocks = np.repeat([group[0] for group in groups], [len(group) for group in groups]).astype(int)
         places = positions - blocks + 1
         memory = np.arange(len(tokens))
         zeros = np.zeros(len(tokens), dtype=int)
-        weights = np.where(places == 1, FIRST_WEIGHT, 1.0)
+        weights = np.where((places == 1) & (not self.mask_shift), FIRST_WEIGHT, 1.0)
         return {
             "input_ids": np.concatenate([tokens, np.full(len(positions), self.mask_token_id)]),
             "position_ids": np.concatenate([memory, positions]),
             "stream_ids": np.repeat([MEMORY, PREDICTION], [len(tokens), len(positions)]),
             "block_ids": np.concatenate([memory, blocks]),
-            "teachers": np.concatenate([zeros + NO_TEACHER, positions - 1]),
+            "teachers": np.concatenate([zeros + NO_TEACHER, positions - int(not self.mask_shift)]),
             "target_weights": np.concatenate([zeros, weights]),
             "draft_places": np.concatenate([zeros, places]),
         }
 
     def anchors(self, is_answer: np.ndarray, generator: np.random.Generator) -> list[tuple[int, int]]:
-        """Draws the anchors of a sample; returns each with the end of its group."""
+        """Draws the anchors of a sample; returns each with the end of its group, which may be empty."""
         anchors = []
         most = self.window_size // 2  # the longest way to the next anchor
         bounds = np.flatnonzero(np.diff(is_answer, prepend=False, append=False))
@@ -75,6 +83,8 @@ class DraftCollator(StreamCollator):
             anchor += generator.integers(max(1, min(most, stop - anchor - 1)))
             while anchor + 1 < stop:
                 length = generator.integers(2, self.window_size + 1)
-                anchors.append((anchor, min(anchor + 1 + length, stop)))
+                anchors.append(
+                    (anchor, min(anchor + 1 + length, stop - self.mask_shift))
+                )  # the last is to be predicted
                 anchor += generator.integers(1, most + 1)
         return anchors

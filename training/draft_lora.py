@@ -47,6 +47,9 @@ class DraftLoraConfig(LoraConfig):
     the decoder layers, and `init_lora_weights` is True, False or "gaussian". Other fields of `LoraConfig` keep their
     defaults. `base_fingerprint` and `base_weights` are recorded when the adapter is made.
 
+    MASK has a vector of the adapter's own, unless `mask_token_id` names a row of the base's embedding that stands for
+    it. With `mask_shift` a MASK predicts the token behind it, as in I-DLM.
+
     Example:
 
         model = get_peft_model(model, DraftLoraConfig(r=32, lora_alpha=256))
@@ -55,6 +58,8 @@ class DraftLoraConfig(LoraConfig):
     import_first: str = field(default="wedlm", metadata={"help": "The package that PEFT needs for this type."})
     base_fingerprint: str | None = field(default=None, metadata={"help": "Tells the base from other models."})
     base_weights: str | None = field(default=None, metadata={"help": "The same by all its weights."})
+    mask_token_id: int | None = field(default=None, metadata={"help": "A row of the base that stands for MASK."})
+    mask_shift: bool = field(default=False, metadata={"help": "Whether a MASK predicts the token behind it."})
 
     def __post_init__(self):
         super().__post_init__()
@@ -97,21 +102,25 @@ class MaskVector(nn.Module):
 
 
 class MaskEmbedding(nn.Module, BaseTunerLayer):
-    """The embedding of the model, where the active adapter has its own vector for MASK."""
+    """The embedding of the model, where the active adapter has its own vector for MASK, or a row of the model's."""
 
     adapter_layer_names = ("lora_mask",)
 
     def __init__(self, base_layer: nn.Embedding, mask_token_id: int | None):
         super().__init__()
         self.base_layer = base_layer
-        num_tokens = base_layer.weight.shape[0]
+        self.num_tokens = base_layer.weight.shape[0]
         self.is_beyond = mask_token_id is None  # the vocabulary has no MASK, so it is the number behind the last token
-        self.mask_token_id = num_tokens if self.is_beyond else mask_token_id
+        self.mask_token_id = self.num_tokens if self.is_beyond else mask_token_id
         self.lora_mask = nn.ModuleDict()
+        self.shifts: dict[str, bool] = {}  # of each adapter
         self.cast_input_dtype_enabled = True  # PEFT's disable_input_dtype_casting expects it in each of its layers
 
-    def add(self, adapter_name: str) -> None:
+    def add(self, adapter_name: str, config: DraftLoraConfig) -> None:
         base = self.base_layer
+        self.shifts[adapter_name] = config.mask_shift
+        if config.mask_token_id is not None:
+            return
         if not self.is_beyond:
             vector = base(torch.tensor(self.mask_token_id, device=base.weight.device)).detach()
         elif isinstance(base, PackedEmbedding):
@@ -131,7 +140,11 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
 
     @property
     def has_active_mask(self) -> bool:
-        return not self.disable_adapters and any(name in self.lora_mask for name in self.active_adapters)
+        return not self.disable_adapters and any(name in self.shifts for name in self.active_adapters)
+
+    @property
+    def masks_shift(self) -> bool:
+        return not self.disable_adapters and any(self.shifts.get(name, False) for name in self.active_adapters)
 
     def drafts_at(self, input_ids: torch.Tensor) -> AbstractContextManager:
         """Lets the adapter act in a forward of a stock model over these ids; a WeDLM sees to that itself."""
@@ -205,10 +218,18 @@ class DraftLoraModel(LoraModel):
             setattr(config, name, getattr(config, name) or value)
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         embedding = model.get_input_embeddings()
+        own = getattr(model.config, "mask_token_id", None)
         if not isinstance(embedding, MaskEmbedding):
-            embedding = MaskEmbedding(embedding, getattr(model.config, "mask_token_id", None))
+            embedding = MaskEmbedding(embedding, own if config.mask_token_id is None else config.mask_token_id)
             model.set_input_embeddings(embedding)
-        embedding.add(adapter_name)
+        wanted = embedding.mask_token_id if config.mask_token_id is None else config.mask_token_id
+        if wanted != embedding.mask_token_id or not embedding.is_beyond and wanted >= embedding.num_tokens:
+            raise ValueError(
+                f"mask_token_id={wanted} of the draft adapter does not fit the model, whose embedding has "
+                f"{embedding.num_tokens} rows and MASK at {embedding.mask_token_id}; load it into its own base, or "
+                "pass the id of the row that stands for MASK."
+            )
+        embedding.add(adapter_name, config)
         embedding.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
     def forward(self, *args, **kwargs):

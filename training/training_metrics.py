@@ -58,11 +58,16 @@ class DraftMetrics:
         groups whose drafts so far are all accepted, and then the groups that have so many drafts."""
         weights, places = batch["target_weights"], batch["draft_places"]
         columns = [(weights * outputs.target_losses).sum(-1), weights.sum(-1)]
+        # A MASK makes the draft of its place if it predicts the token behind it, else that of the place before.
+        teachers = batch["teachers"].clamp(min=0)
+        shifts = batch["position_ids"].gather(-1, teachers) == batch["position_ids"]
+        drafts = torch.where(places > 0, places - 1 + shifts, 0)
         accepted, groups = [], []
         all_hit = places == 1
-        for place in range(2, MAX_WINDOW + 1):
-            is_here = places == place
-            all_hit = is_here & outputs.target_hits & all_hit.roll(1, dims=-1)
+        for number in range(1, MAX_WINDOW):
+            is_here = drafts == number
+            is_first = is_here & (places == 1)
+            all_hit = is_here & outputs.target_hits & (all_hit.roll(1, dims=-1) | is_first)
             accepted.append(all_hit.sum(-1))
             groups.append(is_here.sum(-1))
         return torch.stack([column.float() for column in (*columns, *accepted, *groups)], dim=-1)

@@ -10,10 +10,12 @@ from wedlm.registration import register_when_transformers_is_used
 # The modules of the public names. Each is imported with the first use of a name, so that `import wedlm` stays light.
 PUBLIC_NAMES = {
     "WeDLMConfig": "wedlm.modeling_wedlm.configuration_wedlm",
+    "SDARConfig": "wedlm.checkpoints.idlm",
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
     "verified": "wedlm.generation.custom_generate",
     "DraftLoraConfig": "wedlm.training.draft_lora",
+    "load_draft_adapter": "wedlm.training.published_drafts",
     "load_gguf": "wedlm.checkpoints.gguf",
     "fuse": "wedlm.fused.model",
     "unfuse": "wedlm.fused.model",

@@ -12,6 +12,7 @@ from typing import Any
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 CONFIG_CLASS = "WeDLMConfig"
+SDAR = "sdar"  # the model_type of I-DLM
 CONFIG_MODULE = "transformers.models.auto.configuration_auto"
 MODEL_MODULE = "transformers.models.auto.modeling_auto"
 PEFT_MODULE = "peft"
@@ -33,6 +34,8 @@ def register(module: ModuleType) -> None:
     elif module.__name__ == CONFIG_MODULE:
         module.CONFIG_MAPPING._mapping[MODEL_TYPE] = CONFIG_CLASS
         module.CONFIG_MAPPING._modules[MODEL_TYPE] = sys.modules["wedlm"]
+        module.CONFIG_MAPPING._mapping[SDAR] = "SDARConfig"  # which makes a WeDLMConfig
+        module.CONFIG_MAPPING._modules[SDAR] = sys.modules["wedlm"]
     else:
         register_model(module.MODEL_MAPPING, "WeDLMModel")
         register_model(module.MODEL_FOR_CAUSAL_LM_MAPPING, "WeDLMForCausalLM")

@@ -46,11 +46,15 @@ def obvious_sees(batch, row, query, key):
     return of["position_ids"][key] <= of["position_ids"][query] - of["draft_places"][query]
 
 
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), min_size=1, max_size=3), st.integers(2, 6))
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), min_size=1, max_size=3),
+    st.integers(2, 6),
+    st.booleans(),
+)
 @property_settings(40, deadline=None)
-def test_rows_say_what_they_should(lengths, window_size):
+def test_rows_say_what_they_should(lengths, window_size, mask_shift):
     samples = [(text_of(length, seed=i), min(prompt, length)) for i, (length, prompt) in enumerate(lengths)]
-    batch = DraftCollator(MASK, window_size)([sequence(*samples)])
+    batch = DraftCollator(MASK, window_size, mask_shift=mask_shift)([sequence(*samples)])
     mask = mask_of(batch)
     width = batch["input_ids"].shape[1]
     for query in range(width):
@@ -60,11 +64,12 @@ def test_rows_say_what_they_should(lengths, window_size):
             assert teacher == NO_TEACHER and batch["target_weights"][0, query] == 0
             continue
         assert 1 <= place <= window_size and batch["input_ids"][0, query] == MASK
-        assert batch["target_weights"][0, query].item() == pytest.approx(FIRST_WEIGHT if place == 1 else 1)
-        # The teacher is the token of the text in the same sample, one position before.
+        first = 1 if mask_shift else FIRST_WEIGHT
+        assert batch["target_weights"][0, query].item() == pytest.approx(first if place == 1 else 1)
+        # The teacher is the token of the text in the same sample that predicts what the MASK predicts.
         assert batch["sample_ids"][0, teacher] == batch["sample_ids"][0, query]
         assert batch["stream_ids"][0, teacher] != PREDICTION
-        assert batch["position_ids"][0, teacher] == batch["position_ids"][0, query] - 1
+        assert batch["position_ids"][0, teacher] == batch["position_ids"][0, query] - int(not mask_shift)
 
 
 def test_packed_samples_and_padding_change_no_row_of_a_sample():

@@ -28,10 +28,13 @@ def test_a_step_is_the_same_however_it_is_cut(whole, tmp_path):
     assert_same(whole, trained(tmp_path, **cut))
 
 
-def test_the_loss_of_a_step_is_the_weighted_mean(whole):
+@pytest.mark.parametrize("mask_shift", [False, True])
+def test_the_loss_of_a_step_is_the_weighted_mean(whole, tmp_path, mask_shift):
     """Against one forward for each MASK on the very text that verified decoding sees."""
-    model = adapted().eval()
-    collator = DraftCollator(MASK, 4, seed=42)
+    if mask_shift:
+        whole = trained(tmp_path, model=adapted(mask_shift=True))
+    model = adapted(mask_shift=mask_shift).eval()
+    collator = DraftCollator(MASK, 4, seed=42, mask_shift=mask_shift)
     losses, weights = 0.0, 0.0
     for sample in samples():
         batch = collator([sample])
@@ -44,7 +47,7 @@ def test_the_loss_of_a_step_is_the_weighted_mean(whole):
             with torch.no_grad():
                 scores = model(input_ids=ids).logits[0, -1].double()
             scores[MASK] = teacher[:, MASK] = -torch.inf
-            p, q = teacher[position - 1].softmax(-1), scores.softmax(-1)
+            p, q = teacher[position - (not mask_shift)].softmax(-1), scores.softmax(-1)
             weight = batch["target_weights"][0, query].item()
             losses += weight * ((p - q).abs().sum() / 2 - 0.1 * q[p.argmax()].log()).item()
             weights += weight

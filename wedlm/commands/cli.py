@@ -328,6 +328,7 @@ def adapt(
     steps: Annotated[int | None, option("The number of optimizer steps, in place of --minutes.")] = None,
     rank: Annotated[int, option("The rank of the adapter.")] = 16,
     window_size: Annotated[int, option("The most MASKs of a group in training.")] = 8,
+    mask_shift: Annotated[bool, option("Let a MASK predict the token behind it, as I-DLM's.", "--mask-shift")] = False,
     learning_rate: Annotated[float, option("The highest learning rate.")] = 4e-4,
     max_length: Annotated[int, option("Tokens of a row in training; longer samples are cut.")] = 1024,
     batch_size: Annotated[int, option("Number of prompts that are answered at a time.")] = 32,

@@ -115,7 +115,9 @@ def new_trainer(
     model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=settings.dtype, use_safetensors=True)
     set_seed(settings.seed)
     if settings.start_from is None:
-        model = get_peft_model(model, DraftLoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank))
+        model = get_peft_model(
+            model, DraftLoraConfig(r=settings.rank, lora_alpha=SCALE * settings.rank, mask_shift=settings.mask_shift)
+        )
     else:
         model = PeftModel.from_pretrained(model, settings.start_from, is_trainable=True)
     train, held_out = datasets

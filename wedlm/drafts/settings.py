@@ -38,6 +38,7 @@ class AdaptSettings:
     steps: int | None = None  # in place of `minutes`
     rank: int = 16
     window_size: int = 8  # the most MASKs of a draft branch in training
+    mask_shift: bool = False  # whether a MASK predicts the token behind it, as in I-DLM
     learning_rate: float = 4e-4
     max_length: int = 1024
     batch_size: int = 32  # of answers

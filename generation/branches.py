@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 
 from wedlm.generation.callbacks import Callbacks
 from wedlm.generation.plan import cost_of_query, decides_alone, plan_step
-from wedlm.generation.sampling import are_possible, best_tokens, share_of_best
-from wedlm.generation.sequences import Queries, Sequences, Settings, State, read_slots
+from wedlm.generation.sampling import are_possible, read_slots, share_of_best
+from wedlm.generation.sequences import Queries, Sequences, Settings, State
 from wedlm.generation.verified import DECAY, MOST_CERTAIN, PRIOR, VERIFIED, all_but_last_committed, looked_up, verify
 
 NEXT_CHANCE = 0.7  # that a draft of a branch is accepted if those before it are, as long as nothing is known
@@ -88,11 +88,8 @@ def choose(
 ) -> tuple[State, Tensor, Tensor, Tensor]:
     """Verifies the drafts, writes what is final now, and takes the next drafts, drawn where tokens are drawn."""
 
-    def read(logits: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
-        tokens, best = best_tokens(scores)
-        return tokens, best, share_of_best(scores, best)
-
-    tokens, best, shares = read_slots(read, logits, state.sequences, queries, settings)
+    number, slots = state.sequences.number, queries.predicted_slots
+    tokens, best, shares = read_slots(logits, settings, number, slots, also=share_of_best)
     chosen = None if settings.processors_read_text else tokens
     state, new, is_final = verify(state, queries, logits, chosen, settings, callbacks)
     if chosen is None:  # the callbacks have refused what is impossible
@@ -113,7 +110,8 @@ def draft(state: State, tokens: Tensor, shares: Tensor, num_new: Tensor, setting
 
     # 1. The drafts of both sources. (Unless MASKs shift, the first one of a branch stood for a token that is final.)
     bounds = branches.bounds.unfold(1, 2, 1).gather(1, num_accepted[..., None].expand(-1, -1, 2))
-    mask = bounds[..., 0] + (order - int(settings.masks_shift))
+    first = 0 if settings.masks_shift else 1
+    mask = bounds[..., 0] + settings.arange[first : first + settings.window_size - 1]
     is_made = mask < bounds[..., 1]
     mask = mask.clamp(max=tokens.shape[1] - 1)
     of_masks, estimates_of_masks = tokens.gather(1, mask), shares.gather(1, mask) * is_made

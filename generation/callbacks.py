@@ -19,7 +19,6 @@ from wedlm.generation.sampling import (
     PLAIN_PROCESSORS,
     NoTokenError,
     are_possible,
-    best_tokens,
     draft_or_best,
     processed,
     reads_no_text,
@@ -269,7 +268,7 @@ class Callbacks:
         scores = self.settings.processors(self.ids[:, : self.prompt_width + slot].contiguous(), logits)[rows]
         drawn = self.settings.noise
         noise = None if drawn is None else drawn.values[rows, slot % drawn.values.shape[1]]
-        tokens, best = best_tokens(scores.float() if noise is None else scores.float() + noise)
+        best, tokens = (scores.float() if noise is None else scores.float() + noise).max(-1)
         for i, possible in zip(rows, are_possible(best).tolist(), strict=True):
             if not possible:
                 refuse_impossible(i, int(sequences.prompt_lengths[row_of[i]]) + slot)

@@ -12,7 +12,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from wedlm.generation.parameters import AS_IT_IS, decodings_with, says_trained
 from wedlm.generation.row_cache import RowCache, seen_entries
 from wedlm.generation.sequences import Queries
-from wedlm.generation.transformers_internals import CACHE, attention_of, check_is_filled
+from wedlm.generation.transformers_internals import CACHE, attention_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -116,8 +116,8 @@ class ModelKind:
         home = queries.input_ids.device
         device = home if self.model.device.type == "meta" else self.model.device  # meta: accelerate moves its weights
         is_seen = self.begin(queries, cache, valid_length)
-        queries = queries.to(device)
-        is_seen = None if is_seen is None else is_seen.to(device)
+        if home != device:
+            queries, is_seen = queries.to(device), None if is_seen is None else is_seen.to(device)
         inputs = {
             "input_ids": queries.input_ids,
             **self.mask_and_positions(is_seen, queries.position_ids, None if cache is None else cache.lengths),
@@ -125,10 +125,7 @@ class ModelKind:
             "return_dict": True,
             CACHE: cache,
         }
-        logits = self.logits(inputs, queries.logits_indices)
-        if cache is not None:
-            check_is_filled(cache.holds(valid_length))
-        return logits.to(home)
+        return self.logits(inputs, queries.logits_indices).to(home)
 
     def begin(self, queries: Queries, cache: RowCache | None, valid_length: int) -> Tensor | None:
         """Tells the cache of the forward pass; returns which entries each query sees, None where attention knows.

@@ -32,10 +32,10 @@ def relative_cost(query_cost: float, num_rows: int) -> float:
     return num_rows * query_cost / (1 + query_cost * (num_rows - 1))
 
 
-def num_worthwhile(chances: Tensor, num_open: Tensor, cost: Tensor, is_alone: bool) -> Tensor:
-    """The number of drafts that promise more tokens than they cost, `[batch]`; `num_open` slots are to be filled."""
-    order = torch.arange(chances.shape[1], device=chances.device)
-    return pays(chances * (order < num_open[:, None]), cost, is_alone).sum(-1)
+def num_worthwhile(chances: Tensor, sequences: Sequences, settings: Settings, num_rows: int) -> Tensor:
+    """The number of drafts, of these chances, that promise more tokens than they cost, `[batch]`."""
+    gains = chances * (settings.arange[: chances.shape[1]] < sequences.num_open[:, None])
+    return pays(gains, cost_of_query(sequences, settings, num_rows), decides_alone(settings)).sum(-1)
 
 
 def pays(gains: Tensor, cost: Tensor | float, is_alone: bool) -> Tensor:

@@ -12,7 +12,7 @@ from transformers.integrations.flash_attention import get_target_dtype
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 from transformers.models.qwen3.modeling_qwen3 import eager_attention_forward
 
-from wedlm.generation.transformers_internals import CACHE, attention_of
+from wedlm.generation.transformers_internals import CACHE, attention_of, check_is_filled
 
 MOST_QUERIES = 64  # With at most so many, query heads that share keys become further queries (`score_bias`).
 
@@ -202,12 +202,9 @@ class RowCache(DynamicCache):
             attended = attend(query, keys, values, bias, scaling, dropout)
         return attended.transpose(1, 2), None
 
-    def holds(self, num_entries: int) -> bool:
-        """Whether the memory has so many entries, as it has after a forward that reads them."""
-        return len(self.layers) > 0 and self.layers[0].keys.shape[2] >= num_entries
-
     def commit(self, num_kept: Tensor) -> None:
-        """Ends the forward: its first `num_kept` `[batch]` queries stay."""
+        """Ends the forward pass: its first `num_kept` `[batch]` queries stay."""
+        check_is_filled(len(self.layers) > 0 and self.layers[0].keys.shape[2] >= self.current.valid_length)
         self.lengths.add_(num_kept)
         self.current = None
 

@@ -1,6 +1,7 @@
 """Scores of slots, the tokens chosen from them, and the random numbers of sampled text."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,22 +53,43 @@ def over_slots(read: Callable, logits: Tensor, *more: Tensor) -> tuple[Tensor, .
     return tuple(column.view(logits.shape[:2]) for column in columns)
 
 
-def best_tokens(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The token of the best score of each `[..., vocabulary]`, and that score; a token is possible if it is finite.
+def read_slots(
+    logits: Tensor, settings: Any, rows: Tensor, slots: Tensor, also: Callable | None = None
+) -> tuple[Tensor, ...]:
+    """The best token of each slot's scores, that score, and what `also(logits, scores, best)` makes of them.
 
-    Where tokens are drawn, the scores have noise, so that the best one is drawn.
+    The scores are processed logits, with the noise of the slot where tokens are drawn. (Where processors read the
+    text, the callbacks apply them and choose; here the scores are the logits without MASK.)
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch, n, vocabulary)`): The logits.
+        settings (`Settings`): How the call decodes.
+        rows (`torch.LongTensor` of shape `(batch,)`): The rows of the noise.
+        slots (`torch.LongTensor` of shape `(batch, n)`): The slots.
+        also (`Callable`, *optional*): Returns one more tensor, `[n]` of a few slots.
     """
-    best, tokens = scores.max(-1)
-    return tokens, best
+    noise, processors = settings.noise, settings.processors
+
+    def read(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
+        if settings.processors_read_text:
+            scores = without_mask(logits, settings.mask_token_id)
+        else:
+            scores = processed(logits, processors)
+        scores = scores + noise.at(*noise_index) if noise_index else scores
+        best, tokens = scores.max(-1)
+        return (tokens, best) if also is None else (tokens, best, also(logits, scores, best))
+
+    return over_slots(read, logits, *(() if noise is None else (noise.index_of(rows, slots),)))
 
 
-def share_of_best(scores: Tensor, best: Tensor) -> Tensor:
-    """The share of the best token of each `[n, vocabulary]` in the softmax; 0 where it is no number."""
+def share_of_best(logits: Tensor, scores: Tensor, best: Tensor) -> Tensor:
+    """The share of the best token of each `[n, vocabulary]` in the softmax of the scores; 0 where it is no number."""
     return (best - scores.logsumexp(-1)).exp().nan_to_num()
 
 
 def are_possible(best: Tensor) -> Tensor:
-    return best > -torch.inf  # False where it is NaN
+    """Whether tokens with these scores are possible: False for -inf and NaN."""
+    return best > -torch.inf
 
 
 def draft_or_best(scores: Tensor, drafts: Tensor, margin: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import LogitsProcessorList
 
-from wedlm.generation.sampling import SlotNoise, over_slots, processed, refuse_impossible, without_mask
+from wedlm.generation.sampling import SlotNoise, refuse_impossible
 
 NO_SLOT = 2**62
 NO_TOKEN = -1  # in columns of a prompt that hold none, and where there is no draft
@@ -317,27 +317,4 @@ class Queries(NamedTuple):
         )
 
     def to(self, device: torch.device) -> "Queries":
-        if self.input_ids.device == device:
-            return self
         return Queries(*(None if tensor is None else tensor.to(device) for tensor in self))
-
-
-def read_slots(
-    read: Callable, logits: Tensor, sequences: Sequences, queries: Queries, settings: Settings
-) -> tuple[Tensor, ...]:
-    """Applies `read(logits, scores)` to all predicted slots, by `over_slots`.
-
-    `scores` are what tokens are chosen from: processed logits, with the noise of the slot where tokens are drawn.
-    Where processors read the text, they are the logits without MASK.
-    """
-
-    def with_scores(logits: Tensor, *noise_index: Tensor) -> tuple[Tensor, ...]:
-        if settings.processors_read_text:
-            scores = without_mask(logits, settings.mask_token_id)
-        else:
-            scores = processed(logits, settings.processors)
-        return read(logits, scores + settings.noise.at(*noise_index) if noise_index else scores)
-
-    noise = settings.noise
-    index = () if noise is None else (noise.index_of(sequences.number, queries.predicted_slots),)
-    return over_slots(with_scores, logits, *index)

@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from wedlm.generation.callbacks import Callbacks
-from wedlm.generation.sampling import are_possible, best_tokens
-from wedlm.generation.sequences import Queries, Sequences, Settings, State, Strategy, read_slots
+from wedlm.generation.sampling import are_possible, read_slots
+from wedlm.generation.sequences import Queries, Sequences, Settings, State, Strategy
 
 
 class Rule(NamedTuple):
@@ -70,10 +70,7 @@ def choose(
     (sequences, kept), slots = state, queries.predicted_slots
     sequences = sequences.counted(sequences.is_alive)
 
-    def read(logits: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
-        return entropy_of(logits), *best_tokens(scores)
-
-    entropy, tokens, best = read_slots(read, logits, sequences, queries, settings)
+    tokens, best, entropy = read_slots(logits, settings, sequences.number, slots, also=entropy_of)
     threshold, penalty = settings.rule.entropy_threshold, settings.rule.distance_penalty
     selected = select_slots(entropy, slots, queries.is_predicted, threshold, penalty)
     if settings.processors_read_text:  # the callbacks choose, and refuse what is impossible
@@ -125,7 +122,7 @@ STREAMING = Strategy(
 )
 
 
-def entropy_of(logits: Tensor) -> Tensor:
+def entropy_of(logits: Tensor, *_: Tensor) -> Tensor:
     """Entropy in nats of the softmax over the last dimension, in float32."""
     return torch.special.entr(logits.float().softmax(-1)).sum(-1)
 

@@ -15,9 +15,9 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig
 
 from wedlm.generation.callbacks import Callbacks
-from wedlm.generation.plan import cost_of_query, decides_alone, num_worthwhile
-from wedlm.generation.sampling import are_possible, best_tokens, draft_or_best, over_slots, processed
-from wedlm.generation.sequences import NO_TOKEN, Queries, Sequences, Settings, State, Strategy, read_slots
+from wedlm.generation.plan import num_worthwhile
+from wedlm.generation.sampling import are_possible, draft_or_best, over_slots, processed, read_slots
+from wedlm.generation.sequences import NO_TOKEN, Queries, Sequences, Settings, State, Strategy
 
 MOST_MATCHED = 6  # last tokens that a look-up compares: longer matches say no more about the next one
 HALF_MATCH = 3  # A looked up draft behind a match of n tokens gets the chance n / (n + HALF_MATCH).
@@ -91,8 +91,7 @@ def choose(
     """Verifies the drafts, writes what is final now, and looks up the next drafts."""
     tokens = best = None
     if not settings.processors_read_text:  # else the callbacks choose, and refuse what is impossible
-        read = lambda logits, scores: best_tokens(scores)  # noqa: E731
-        tokens, best = read_slots(read, logits, state.sequences, queries, settings)
+        tokens, best = read_slots(logits, settings, state.sequences.number, queries.predicted_slots)
     state, new, is_final = verify(state, queries, logits, tokens, settings, callbacks)
     num_new = is_final.sum(-1)
     is_possible = torch.ones_like(is_final) if best is None else is_final <= are_possible(best)  # (implies)
@@ -175,8 +174,7 @@ def draft(state: State, num_new: Tensor, settings: Settings) -> State:
 def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> tuple[State, Tensor]:
     """Commits all final tokens but the last, the first query of the next forward pass, and plans its drafts."""
     sequences, num_kept = all_but_last_committed(state.sequences, num_new)
-    cost, is_alone = cost_of_query(sequences, settings, num_rows), decides_alone(settings)
-    num_drafts = num_worthwhile(state.kept.chances, sequences.num_open, cost, is_alone)
+    num_drafts = num_worthwhile(state.kept.chances, sequences, settings, num_rows)
     sequences = sequences._replace(num_queries=sequences.num_pending + num_drafts)
     return State(sequences, state.kept._replace(num_drafts=num_drafts)), num_kept
 

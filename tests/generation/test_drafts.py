@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from wedlm.generation import branches
 from wedlm.generation.branches import BRANCHES, NEXT_CHANCE, corrections
-from wedlm.generation.sampling import are_possible, best_tokens, share_of_best
+from wedlm.generation.sampling import are_possible, share_of_best
 from wedlm.generation.sequences import State
 from wedlm.generation.verified import DECAY, HALF_MATCH, MOST_MATCHED, PRIOR
 
@@ -83,8 +83,8 @@ def test_the_longer_the_match_the_likelier_the_draft():
 
 def test_scores_that_are_no_numbers_promise_nothing():
     scores = torch.tensor([[torch.nan, 1.0], [-torch.inf, -torch.inf], [torch.inf, 0.0], [0.0, -torch.inf]])
-    _, best = best_tokens(scores)
-    assert share_of_best(scores, best).tolist() == [0, 0, 0, 1] and are_possible(best).tolist() == [
+    best = scores.amax(-1)
+    assert share_of_best(scores, scores, best).tolist() == [0, 0, 0, 1] and are_possible(best).tolist() == [
         False,
         False,
         True,

@@ -5,13 +5,14 @@ from itertools import accumulate
 
 import pytest
 import torch
+from decoded import begun, settings_with
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_decoder import looked_up
 from tiers import property_settings
 
-from wedlm.generation.plan import WIDEST, num_worthwhile, plan_step, relative_cost
-from wedlm.generation.verified import look_up
+from wedlm.generation.plan import WIDEST, cost_of_query, decides_alone, num_worthwhile, plan_step, relative_cost
+from wedlm.generation.verified import VERIFIED, look_up
 
 
 def planned_together(situations, cost=0.0):
@@ -153,9 +154,16 @@ def test_without_masks_the_drafts_are_those_that_are_taken_where_masks_promise_n
     batch, size = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))
     torch.manual_seed(data.draw(st.integers(0, 2**32)))
     chances = torch.rand(batch, size - 1).cumprod(-1) * (torch.rand(batch, size - 1) > 0.1).cumprod(-1)
-    num_open = torch.randint(0, size + 2, (batch,))
-    cost, is_alone = data.draw(st.sampled_from([0.0, 0.04, 0.3])), data.draw(st.booleans())
-    price = cost * torch.rand(batch, 1) * 3, is_alone
-    most = torch.full_like(num_open, 2 * size)
-    expected = plan_step(chances, torch.zeros(batch, 1), num_open, most, *price)
-    assert torch.equal(num_worthwhile(chances, num_open, *price).clamp(max=WIDEST - 1), expected[:, 0])
+    settings = settings_with(VERIFIED, size, data.draw(st.sampled_from([0.0, 0.04, 0.3])))
+    if data.draw(st.booleans(), "alone"):
+        settings = settings._replace(rule=settings.rule._replace(margin=torch.ones(())))
+    sequences, num_final = begun(VERIFIED, settings, [1] * batch, 9).sequences, torch.randint(1, 30, (batch,))
+    sequences = sequences._replace(
+        num_final=num_final,
+        limit=num_final + torch.randint(0, size + 2, (batch,)),
+        forwards=torch.randint(1, 30, (batch,)),
+    )
+    most, cost = torch.full((batch,), 2 * size), cost_of_query(sequences, settings, batch)
+    expected = plan_step(chances, torch.zeros(batch, 1), sequences.num_open, most, cost, decides_alone(settings))
+    got = num_worthwhile(chances, sequences, settings, batch)
+    assert torch.equal(got.clamp(max=WIDEST - 1), expected[:, 0])

@@ -20,10 +20,15 @@ EXTRA = {
 @pytest.fixture
 def checkpoint(tmp_path):
     """Weights of random values in their format: Qwen3's names, and a config.json that names code of their own."""
-    stock = stock_model(tiny_model())
+    rope = {"rope_type": "default", "rope_theta": 1e5}
+    stock = stock_model(tiny_model(rope_parameters=rope))
     stock.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **EXTRA, "use_regular_causal": True}))
+    for written_today in ("rope_parameters", "dtype", "layer_types"):
+        del config[written_today]
+    older = {"rope_theta": 1e5, "rope_scaling": None, "torch_dtype": "float32", "use_sliding_window": False}
+    config |= {**EXTRA, **older, "sliding_window": None, "max_window_layers": 2, "use_regular_causal": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path, stock.eval()
 
 

@@ -6,6 +6,7 @@ from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 CAUSAL = ("yifanyu/I-DLM-8B", "yifanyu/I-DLM-32B")  # whose configs do not tell them from SDAR's
+OLDER_FIELDS = ("rope_theta", "rope_scaling", "torch_dtype")  # which transformers reads and does not write any more
 
 
 class SDARConfig(Qwen3Config):
@@ -24,7 +25,11 @@ class SDARConfig(Qwen3Config):
                 f"{name} is of model_type 'sdar', whose blocks attend in both directions unless it is an I-DLM, and "
                 "its config does not say so; pass mask_shift=True if it is one."
             )
-        known = {*Qwen3Config().to_dict(), "mask_token_id"} - {"auto_map", "architectures", "model_type"}
+        known = {*Qwen3Config().to_dict(), *OLDER_FIELDS, "mask_token_id"} - {
+            "auto_map",
+            "architectures",
+            "model_type",
+        }
         fields = {field: value for field, value in config_dict.items() if field in known}
         fields |= {"model_type": MODEL_TYPE, "mask_shift": True, "mask_trained": True}
         return WeDLMConfig.from_dict(fields, **{key: value for key, value in kwargs.items() if key != "mask_shift"})

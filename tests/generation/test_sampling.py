@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import property_settings
 
-from wedlm.generation import sampling, sequences
+from wedlm.generation import sampling
 from wedlm.generation.sampling import SlotNoise, processed
 
 
@@ -22,7 +22,7 @@ def test_scores_read_a_few_slots_at_a_time_are_the_same(decoding, monkeypatch):
         sizes.append(logits.numel())
         return processed(logits, processors)
 
-    monkeypatch.setattr(sequences, "processed", noted)
+    monkeypatch.setattr(sampling, "processed", noted)
     for most in (2**24, 3 * 160 + 1, 1):
         monkeypatch.setattr(sampling, "MOST_SCORES", most)
         sizes.clear()

@@ -103,6 +103,7 @@ OF_WEDLM = {
     "converted_from": optional(of_type(str)),
     "drafts": optional(record(rank=is_size, modules=list_of(only(*ATTENTION, *MLP)))),
     "mask_row": only(None, "unused", "added"),
+    "mask_shift": only(False),
     "mask_token_id": is_id,
     "mask_trained": is_flag,
     "qk_norm": is_flag,

@@ -41,14 +41,19 @@ def has_drafts_of_peft(model: PreTrainedModel) -> bool:
     return hasattr(model.get_input_embeddings(), "drafts_at")
 
 
-def has_shifted_masks(model: PreTrainedModel) -> bool:
-    """Whether the active draft adapter of PEFT has MASKs that predict the token behind them."""
-    return getattr(model.get_input_embeddings(), "masks_shift", False)
+def masks_shift(model: PreTrainedModel) -> bool:
+    """Whether a MASK predicts the token behind it, as in I-DLM, and not that of its own place.
+
+    The config says so, of the model or of the draft adapter in it, or the active draft adapter of PEFT.
+    """
+    config = model.config
+    is_own = not is_stock(model) and (config.mask_shift or (config.drafts or {}).get("mask_shift", False))
+    return is_own or getattr(model.get_input_embeddings(), "masks_shift", False)
 
 
 def decodings_of(model: PreTrainedModel) -> tuple[str, ...]:
     """The decodings that a model offers. (Streaming needs predictions of MASKs for their own places.)"""
-    if is_stock(model) or model.config.mask_shift:
+    if is_stock(model) or masks_shift(model):
         return AS_IT_IS
     return decodings_with(is_trained_in_masks(model), model.config.drafts is not None or has_drafts_of_peft(model))
 
@@ -100,8 +105,7 @@ class ModelKind:
 
     @property
     def masks_shift(self) -> bool:
-        """Whether a MASK predicts the token behind it, as in I-DLM, and not that of its own place."""
-        return self.config.mask_shift or has_shifted_masks(self.model)
+        return masks_shift(self.model)
 
     @property
     def slides(self) -> bool:
@@ -169,10 +173,6 @@ class StockKind(ModelKind):
         """None but that of a draft adapter, a number behind the model's tokens."""
         embedding = self.model.get_input_embeddings()
         return embedding.mask_token_id if getattr(embedding, "has_active_mask", False) else None
-
-    @property
-    def masks_shift(self) -> bool:
-        return has_shifted_masks(self.model)
 
     @property
     def slides(self) -> bool:

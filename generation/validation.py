@@ -23,6 +23,7 @@ from wedlm.generation.model_kind import (
     is_stock,
     is_trained_in_masks,
     layer_types_of,
+    masks_shift,
     rope_types_of,
     text_config_of,
     unstretched_positions,
@@ -112,7 +113,7 @@ def check_decoding(model: PreTrainedModel, decoding: str) -> None:
         check_is_decoder(model)
     if decoding in decodings_of(model):
         return
-    if not is_stock(model) and model.config.mask_shift:
+    if not is_stock(model) and masks_shift(model):
         raise ValueError(
             f"decoding={decoding!r} fills MASK tokens, and those of this model predict the token behind them "
             '(mask_shift); pass decoding="verified".'

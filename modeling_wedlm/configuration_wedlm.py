@@ -59,7 +59,8 @@ class WeDLMConfig(Qwen3Config):
             Whether a MASK predicts the token behind it, as every other token does and as in I-DLM, and not the token
             of its own place. Such a model decodes verified, and does not stream.
         drafts (`dict`, *optional*):
-            The draft adapter that the checkpoint contains, `{"rank": 16, "modules": ["q_proj", ...]}`. None for none.
+            The draft adapter that the checkpoint contains, `{"rank": 16, "modules": ["q_proj", ...]}`, with
+            `"mask_shift": True` if its MASKs predict the token behind them. None for none.
         attention_bias (`bool`, *optional*, defaults to `False`):
             Whether the query, key and value projections have biases. Only those of Qwen2.5 have.
         qk_norm (`bool`, *optional*, defaults to `True`):

@@ -188,12 +188,13 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
             self.add_drafts(**config.drafts)
         self.post_init()
 
-    def add_drafts(self, rank: int, modules: list[str]) -> None:
+    def add_drafts(self, rank: int, modules: list[str], mask_shift: bool = False) -> None:
         """Adds a draft adapter of zeros: products for linear layers of each layer, and an embedding for MASK.
 
         Args:
             rank (`int`): The rank of the products.
             modules (`list[str]`): The names of the linear layers that get one.
+            mask_shift (`bool`, *optional*, defaults to `False`): As in `WeDLMConfig`; it makes no other weights.
         """
         for layer in self.layers:
             layer.mlp = WeDLMMLP.of(layer.mlp)

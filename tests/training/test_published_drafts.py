@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from decoded import steps_of_rows
-from draft_models import fill
+from draft_models import fill, tiny_model, with_adapter
 from helpers import EOS, PAD, left_padded
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +15,7 @@ from tiers import property_settings
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import wedlm
+from wedlm.checkpoints.load import attach_adapter
 from wedlm.training.draft_lora import LAYERS
 
 MASK, ROWS = 151, 160  # a row of the vocabulary, as in Qwen3's
@@ -126,6 +127,20 @@ def test_it_is_saved_as_a_draft_adapter(drafting, tmp_path):
     for tokens, text in zip(batch, (texts[key] for key in sorted(texts)), strict=True):
         alone = base().generate(torch.tensor([tokens]), **SPECIAL, max_new_tokens=12)[0, len(tokens) :]
         assert text.generated_tokens == alone.tolist()
+
+
+def test_a_wedlm_contains_a_shifted_adapter_too(tmp_path):
+    """The model's own form drafts as PEFT's does, and does not stream."""
+    trained = with_adapter(tiny_model(), mask_shift=True)
+    trained.save_pretrained(tmp_path)
+    native = tiny_model()
+    attach_adapter(native, tmp_path)
+    given_ = {**left_padded([[5, 6, 7, 8]]), **SPECIAL, "max_new_tokens": 20, "return_dict_in_generate": True}
+    one, other = (model.generate(**given_, decoding="verified", query_cost=0) for model in (trained, native))
+    assert torch.equal(one.sequences, other.sequences) and torch.equal(one.verified_drafts, other.verified_drafts)
+    assert native.config.drafts["mask_shift"]
+    with pytest.raises(ValueError, match="those of this model predict the token behind them .*; pass decoding="):
+        native.generate(**given_, decoding="streaming")
 
 
 def changed(adapter, folder, **fields):

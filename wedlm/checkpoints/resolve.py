@@ -232,7 +232,8 @@ def adapter_fields(folder: Path) -> dict:
 
 def described_drafts(fields: dict) -> dict:
     """The entry `drafts` of the config of a WeDLM that contains the draft adapter with these fields."""
-    return {"rank": fields["r"], "modules": sorted(fields["target_modules"])}
+    shift = {"mask_shift": True} if fields.get("mask_shift") else {}
+    return {"rank": fields["r"], "modules": sorted(fields["target_modules"]), **shift}
 
 
 def checkpoint_of(name: str | os.PathLike) -> str | os.PathLike:

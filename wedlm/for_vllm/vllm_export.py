@@ -116,6 +116,11 @@ def read_drafts(read: Source, adapter: Path | None) -> Drafts:
     mask_token_id = read.config.mask_token_id
     if adapter is not None:
         found, tensors = adapter_on_disk(adapter, read.model, read.shards)
+        if found.get("mask_shift"):
+            raise CheckpointError(
+                f"The MASKs of {adapter} predict the token behind them (mask_shift), which the drafters in vLLM do "
+                "not know yet; export an adapter that was trained without it."
+            )
         return Drafts(mask_token_id, found, tensors)
     tensors = {}
     for shard in read.shards:

@@ -388,7 +388,7 @@ def test_a_hard_stop_answers_everybody(model):
 def test_a_handler_gets_the_outputs_from_before_it_was_there(model, manager):
     async def main():
         manager.add_request(PROMPTS[0], "a")
-        while not manager.outputs.waiting:
+        while not manager.outputs:
             await asyncio.sleep(0.01)
         got = asyncio.get_running_loop().create_future()
         manager.register_result_handler("a", got.set_result)

@@ -29,7 +29,7 @@ def test_what_was_not_used_for_longest_goes_first():
     cached.longest_prefix([1], is_used=True)
     cached.longest_prefix([2], is_used=False)
     cached.add(text_of(4), 6)
-    assert [each.tokens for each in cached.texts.values()] == [[3, 3], [1, 1], [4]] and cached.num_tokens == 5
+    assert [each.tokens for each in cached.texts] == [[3, 3], [1, 1], [4]] and cached.num_tokens == 5
     cached.add(text_of(5, 5, 5, 5, 5, 5, 5), 6)
     assert cached.num_tokens == 5, "a text that can never fit drops nothing"
     cached.shrink(0)
@@ -40,4 +40,4 @@ def test_a_text_takes_the_place_of_those_that_it_continues():
     cached = PrefixCache()
     for each in (text_of(1, 2), text_of(1, 3), text_of(1, 2, 3)):
         cached.add(each, 100)
-    assert [each.tokens for each in cached.texts.values()] == [[1, 3], [1, 2, 3]]
+    assert [each.tokens for each in cached.texts] == [[1, 3], [1, 2, 3]]

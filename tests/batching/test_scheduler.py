@@ -310,7 +310,7 @@ def test_a_text_that_ends_with_its_prefill_is_cached():
     batch.step()
     batch.add(request_of(TEXT[:30], **{**VERIFIED, "max_new_tokens": 1}))
     batch.step()
-    (text,) = batch.prefix_cache.texts.values()
+    (text,) = batch.prefix_cache.texts
     assert text.tokens == TEXT[:30] and text.layers[0][0].shape[:3] == (1, 2, 30)
 
 
@@ -327,7 +327,7 @@ def test_a_text_is_cached_where_a_longer_request_has_left_its_memory():
     while not batch.prefix_cache.texts:
         batch.step()
         check(batch)
-    assert [text.tokens[:90] for text in batch.prefix_cache.texts.values()] == [TEXT[:90]]
+    assert [text.tokens[:90] for text in batch.prefix_cache.texts] == [TEXT[:90]]
 
 
 def test_callbacks_are_not_called_again_where_a_prefill_has_failed(monkeypatch):

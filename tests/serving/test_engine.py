@@ -144,9 +144,9 @@ def error_of(event):
 
 
 async def until_empty(engine):
-    while engine.manager.running or engine.manager.waiting or engine.manager.outputs.handlers:
+    while engine.manager.running or engine.manager.waiting or engine.manager.handlers:
         await asyncio.sleep(0.01)
-    assert not engine.manager.outputs.waiting
+    assert not engine.manager.outputs
 
 
 def test_a_full_queue_is_told_at_once(checkpoint, served):

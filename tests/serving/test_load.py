@@ -61,7 +61,7 @@ def test_memory_is_flat_over_many_requests(checkpoint):
     try:
         asyncio.run(story())
         assert not engine.manager.running
-        assert not engine.manager.outputs.waiting and not engine.manager.outputs.handlers
+        assert not engine.manager.outputs and not engine.manager.handlers
     finally:
         engine.stop()
     gc.collect()

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
+from itertools import count
 from typing import Any
 
 import torch
@@ -67,25 +68,27 @@ class BatchingManager(ContinuousBatchingManager):
         if generation_config is not None:
             self.generation_config.use_cache = None  # transformers' server says False: a manager has its own cache
         self.continuous_batching_config = config
-        self.max_cached_tokens = tokens_of_blocks(config) or tokens_of_free_memory(model, config)
+        self.max_cached_tokens = cached_tokens_of(model, config)
         self.max_work_bytes = int(SHARE_OF_WORK * free_memory(model.device))
         self.fixed_shapes = False  # whether each request has forwards of its own, as Scheduler says
         self.max_batch_size = config.max_requests_per_batch or MAX_BATCH_SIZE
         self.max_waiting, self.full_after = config.max_queue_size or None, FULL_AFTER
         self.num_return_sequences = (generation_config or model.generation_config).num_return_sequences or 1
-        self.background_thread_status, self.outputs = BackgroundThreadStatus(), RequestOutputs()
+        self.background_thread_status = BackgroundThreadStatus()
         self.scheduler: Scheduler | None = None
         self.counts = BatchCounts()
-        self.changed = threading.Condition()  # guards the four below, and wakes the thread
+        self.changed = threading.Condition()  # guards the six below, and wakes the thread and whoever waits
         self.waiting: dict[str, Request] = {}  # in order
         self.running: dict[str, Request] = {}
         self.cancelled: set[str] = set()
         self.can_admit_next = True  # whether there is room for the first one that waits
+        self.outputs: deque[GenerationOutput] = deque()  # in order, but for those that a handler takes
+        self.handlers: dict[str, tuple[Callable, asyncio.AbstractEventLoop]] = {}  # each is called in its event loop
         self.generator = torch.Generator()
         self.generator.manual_seed(torch.randint(2**63 - 1, ()).item() if config.seed is None else config.seed)
         self._generation_thread = None
         self._wake_up_loop = threading.Event()  # transformers' `pause` sets it
-        self.num_named = 0  # requests that got an id
+        self.numbers = count()  # of requests without an id
         self.warmed_up = True
 
     # --- Requests ---
@@ -162,14 +165,12 @@ class BatchingManager(ContinuousBatchingManager):
             if settings.get(name, 0) is None:
                 del settings[name]
         if request_id is None:
-            with self.changed:
-                request_id = f"req_{self.num_named}"
-                self.num_named += 1
+            request_id = f"req_{next(self.numbers)}"
         config, requests = generation_config or self.generation_config, []
         for name in self.text_ids(request_id):
             state = RequestState(name, tokens, streaming=streaming, record_timestamps=record_timestamps)
-            own_seed = seed
-            if own_seed is None or name != request_id:
+            own_seed = seed if name == request_id else None
+            if own_seed is None:
                 own_seed = torch.randint(2**63 - 1, (), generator=self.generator).item()
             request = Request.from_settings(self.model, state, config, settings, own_seed, self.fixed_shapes)
             self.check_size(request)
@@ -258,13 +259,43 @@ class BatchingManager(ContinuousBatchingManager):
             logger.error(f"{len(failed)} of {number} requests failed. The error of the first: {failed[0].error}")
         return {each: outputs[each] for request_id in ids for each in self.text_ids(request_id)}
 
-    def register_result_handler(self, request_id: str, callback: Callable) -> None:
-        """Has `callback` called in the running event loop with every output of a request, earlier ones too."""
-        self.outputs.register(request_id, callback, asyncio.get_running_loop())
+    def register_result_handler(
+        self, request_id: str, callback: Callable, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """Has `callback` called with every output of a request, earlier ones too, in an event loop.
+
+        By default it is the running one.
+        """
+        with self.changed:
+            self.handlers[request_id] = callback, loop or asyncio.get_running_loop()
+            earlier, self.outputs = self.outputs, deque()
+            for output in earlier:
+                self.hand_over(output)
+
+    def hand_over(self, output: GenerationOutput) -> None:
+        """Gives an output to the handler of its request, or to those who wait for outputs."""
+        with self.changed:
+            if output.request_id not in self.handlers:
+                self.outputs.append(output)
+                self.changed.notify_all()
+                return
+            callback, loop = self.handlers[output.request_id]
+            with suppress(RuntimeError):  # where the loop is closed
+                loop.call_soon_threadsafe(callback, output)
+            if output.is_finished():
+                del self.handlers[output.request_id]
 
     def get_result(self, request_id: str | None = None, timeout: float | None = None) -> GenerationOutput | None:
         """The next output, or the next one of a request; None if none came in so many seconds, or none can come."""
-        return self.outputs.take(request_id, timeout, self.may_deliver)
+
+        def found() -> GenerationOutput | None:
+            return next((each for each in self.outputs if request_id in (None, each.request_id)), None)
+
+        with self.changed:
+            self.changed.wait_for(lambda: found() is not None or not self.may_deliver(), timeout)
+            if (output := found()) is not None:
+                self.outputs.remove(output)
+            return output
 
     def __iter__(self):
         """Iterates over outputs as long as any can come."""
@@ -283,18 +314,6 @@ class BatchingManager(ContinuousBatchingManager):
         return self.is_running() and status.local_status != status.STOPPED
 
     # --- The thread ---
-
-    def start(self) -> None:
-        """Starts the thread, if it does not run."""
-        # (Not by transformers' own method, whose versions pass the loop different arguments.)
-        if self.is_running():
-            logger.warning("The thread of the manager runs already.")
-            return
-        self.background_thread_status.clear()
-        self._generation_thread = threading.Thread(
-            target=self._run_generation_loop, args=(torch.is_inference_mode_enabled(),)
-        )
-        self._generation_thread.start()
 
     def warmup(self) -> None:
         """Nothing: the first steps of a batch need no preparation."""
@@ -333,7 +352,7 @@ class BatchingManager(ContinuousBatchingManager):
             self.background_thread_status.is_pause_requested(**local)
         )
 
-    def _run_generation_loop(self, use_inference_mode: bool) -> None:
+    def _run_generation_loop(self, use_inference_mode: bool = False) -> None:
         status = self.background_thread_status
         try:
             if self.model.device.type == "cuda":
@@ -353,7 +372,6 @@ class BatchingManager(ContinuousBatchingManager):
             status.mark_as_stopped()
             with self.changed:
                 self.changed.notify_all()
-            self.outputs.wake()
 
     def new_scheduler(self) -> Scheduler:
         chunk_size = 256 if self.model.device.type == "cpu" else 1024
@@ -432,7 +450,7 @@ class BatchingManager(ContinuousBatchingManager):
         if error is None:
             state.status = RequestStatus.FINISHED if output.has_ended else RequestStatus.DECODING
             if output.has_ended or (state.streaming and output.tokens):
-                self.outputs.deliver(state.to_generation_output())
+                self.hand_over(state.to_generation_output())
         elif isinstance(error, ValueError):
             self.fail(request, str(error))
         elif is_out_of_memory(error):
@@ -444,7 +462,7 @@ class BatchingManager(ContinuousBatchingManager):
 
     def fail(self, request: Request, error: str) -> None:
         request.state.status, request.state.error = RequestStatus.FAILED, error
-        self.outputs.deliver(request.state.to_generation_output())
+        self.hand_over(request.state.to_generation_output())
 
     def fail_all(self, error: str) -> None:
         with self.changed:
@@ -454,54 +472,6 @@ class BatchingManager(ContinuousBatchingManager):
             self.cancelled.clear()
         for request in requests:
             self.fail(request, error)
-
-
-class RequestOutputs:
-    """The outputs wait here in order, unless a handler takes those of a request in its event loop."""
-
-    def __init__(self):
-        self.changed = threading.Condition()
-        self.waiting: deque[GenerationOutput] = deque()
-        self.handlers: dict[str, tuple[Callable, asyncio.AbstractEventLoop]] = {}
-
-    def deliver(self, output: GenerationOutput) -> None:
-        with self.changed:
-            callback, loop = self.handlers.get(output.request_id, (None, None))
-            if callback is None:
-                self.waiting.append(output)
-                self.changed.notify_all()
-                return
-            with suppress(RuntimeError):  # where the loop is closed
-                loop.call_soon_threadsafe(callback, output)
-            if output.is_finished():
-                del self.handlers[output.request_id]
-
-    def register(self, request_id: str, callback: Callable, loop: asyncio.AbstractEventLoop) -> None:
-        """Has a handler called with the outputs of a request, those that wait first."""
-        with self.changed:
-            self.handlers[request_id] = callback, loop
-            waiting, self.waiting = self.waiting, deque()
-            for output in waiting:
-                self.deliver(output)
-
-    def take(
-        self, request_id: str | None, timeout: float | None, can_come: Callable[[], bool]
-    ) -> GenerationOutput | None:
-        """Takes the next output, or the next one of a request; waits for it as long as it can come."""
-
-        def found() -> GenerationOutput | None:
-            return next((each for each in self.waiting if request_id in (None, each.request_id)), None)
-
-        with self.changed:
-            self.changed.wait_for(lambda: found() is not None or not can_come(), timeout)
-            if (output := found()) is not None:
-                self.waiting.remove(output)
-            return output
-
-    def wake(self) -> None:
-        """Lets those who wait check again whether an output can come."""
-        with self.changed:
-            self.changed.notify_all()
 
 
 def prompt_tokens(input_ids: Any) -> list[int]:
@@ -518,18 +488,12 @@ def prompt_tokens(input_ids: Any) -> list[int]:
     return tokens
 
 
-def tokens_of_blocks(config: ContinuousBatchingConfig) -> int | None:
-    """The cached tokens that the config asks for by blocks."""
-    if config.num_blocks is None:
-        return None
-    return config.num_blocks * (getattr(config, "page_size", None) or config.block_size)
-
-
-def tokens_of_free_memory(model: PreTrainedModel, config: ContinuousBatchingConfig) -> int:
-    """The cached tokens for which the free memory has room."""
+def cached_tokens_of(model: PreTrainedModel, config: ContinuousBatchingConfig) -> int:
+    """The cached tokens that the config asks for by blocks, or those for which the free memory has room."""
+    if config.num_blocks:
+        return config.num_blocks * (getattr(config, "page_size", None) or config.block_size)
     shape = text_config_of(model)
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    of_token = 2 * shape.num_hidden_layers * heads * width
-    share = config.max_memory_percent or SHARE_OF_MEMORY
-    return int(free_memory(model.device) * share / (of_token * model.dtype.itemsize))
+    bytes_of_token = 2 * shape.num_hidden_layers * heads * width * model.dtype.itemsize
+    return int(free_memory(model.device) * (config.max_memory_percent or SHARE_OF_MEMORY) / bytes_of_token)

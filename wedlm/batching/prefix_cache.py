@@ -1,12 +1,12 @@
 """The prefix cache: keys and values of finished sequences, for requests that begin with the same tokens."""
 
-from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
 
-class CachedText(NamedTuple):
+@dataclass(eq=False)
+class CachedText:
     tokens: list[int]
     layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values, `[1, heads, tokens, head_dim]` each
 
@@ -15,42 +15,39 @@ class PrefixCache:
     """The least recently used sequences leave first when there are more tokens than fit."""
 
     def __init__(self):
-        self.texts: OrderedDict[int, CachedText] = OrderedDict()  # the most recently used one is the last one
-        self.num_added = 0
+        self.texts: list[CachedText] = []  # the most recently used one is the last one
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(text.tokens) for text in self.texts.values())
+        return sum(len(text.tokens) for text in self.texts)
 
     def add(self, text: CachedText, max_tokens: int) -> None:
         """Adds a text in place of its own prefixes, and evicts others until the cache has `max_tokens` at most."""
         if len(text.tokens) > max_tokens:
             return
-        for number, each in list(self.texts.items()):
-            if num_common(each.tokens, text.tokens) == len(each.tokens):
-                del self.texts[number]
-        self.num_added += 1
-        self.texts[self.num_added] = text
+        self.texts[:] = [each for each in self.texts if num_common(each.tokens, text.tokens) < len(each.tokens)]
+        self.texts.append(text)
         self.shrink(max_tokens)
 
     def shrink(self, max_tokens: int) -> None:
         """Evicts the least recently used texts until the others have so many tokens at most."""
         num_tokens = self.num_tokens
         while num_tokens > max(max_tokens, 0):
-            num_tokens -= len(self.texts.popitem(last=False)[1].tokens)
+            num_tokens -= len(self.texts.pop(0).tokens)
 
     def longest_prefix(self, tokens: list[int], is_used: bool) -> tuple[int, CachedText | None]:
         """The text that shares most leading tokens, the newest of several, and how many it shares.
 
         `is_used` says whether this counts as a use of the text.
         """
-        shared = {number: num_common(self.texts[number].tokens, tokens) for number in reversed(self.texts)}
+        shared = {text: num_common(text.tokens, tokens) for text in reversed(self.texts)}
         best = max(shared, key=shared.get, default=None)
         if best is None or shared[best] == 0:
             return 0, None
         if is_used:
-            self.texts.move_to_end(best)
-        return shared[best], self.texts[best]
+            self.texts.remove(best)
+            self.texts.append(best)
+        return shared[best], best
 
 
 def num_common(these: list[int], others: list[int]) -> int:

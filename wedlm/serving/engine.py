@@ -125,7 +125,7 @@ class Engine:
                     stopping_criteria=choice.stopping_criteria,
                     stop_strings=None,  # a criterion of the choice, in place of that of transformers
                 )
-                self.manager.outputs.register(f"{request_id}-{index}", partial(outputs.put, index), loop)
+                self.manager.register_result_handler(f"{request_id}-{index}", partial(outputs.put, index), loop)
         except Exception:
             self.cancel(request, request_id)
             raise

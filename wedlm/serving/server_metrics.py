@@ -19,11 +19,11 @@ log = logging.getLogger("wedlm.requests")
 
 
 class Metrics:
-    """The counts and times of one server, in a registry of its own."""
+    """The counts and times of one server, in a registry of its own, and what its manager does when they are read."""
 
     def __init__(self, manager: BatchingManager):
-        self.registry = CollectorRegistry()
-        self.registry.register(ManagerCollector(manager))
+        self.manager, self.registry = manager, CollectorRegistry()
+        self.registry.register(self)
         self.requests = Counter(
             "wedlm_requests", "Requests that have ended.", ["route", "outcome"], registry=self.registry
         )
@@ -43,18 +43,10 @@ class Metrics:
             registry=self.registry,
         )
 
-
-class ManagerCollector:
-    """Reads what a manager does whenever somebody reads the metrics."""
-
-    def __init__(self, manager: BatchingManager):
-        self.manager = manager
-
     def collect(self) -> Iterator[Metric]:
-        counts, scheduler = self.manager.counts, self.manager.scheduler  # None where the thread has ended
-        # A copy: the thread changes it.
-        cached = [] if scheduler is None else list(scheduler.prefix_cache.texts.values())
-        kept_tokens = sum(len(text.tokens) for text in cached)
+        """The metrics of the manager, for the registry."""
+        counts, scheduler = self.manager.counts, self.manager.scheduler
+        kept_tokens = 0 if scheduler is None else scheduler.prefix_cache.num_tokens  # None: the thread has ended
         for name, sentence, value in (
             ("prompt_tokens", "Tokens of the prompts that were read.", counts.prompt_tokens),
             ("found_prompt_tokens", "Of these, tokens whose keys and values were found.", counts.found_tokens),

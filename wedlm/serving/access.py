@@ -64,20 +64,20 @@ class AccessMiddleware:
 
     async def admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Checks a request, reads its body and has it answered."""
-        headers, is_open, body = Headers(scope=scope), scope["path"] == HEALTH, Body(receive)
+        request, is_open = Request(scope, receive), scope["path"] == HEALTH
         try:
             if self.this_machine_only:
-                self.check_names(headers)
+                self.check_names(request.headers)
             if self.api_key is not None and not is_open:
-                check_key(headers, self.api_key)
-            whole = await body.read(int(headers.get("content-length", 0)))
+                check_key(request.headers, self.api_key)
+            body = await read_body(request)
             if self.num_running >= self.max_requests and not is_open:
                 raise HTTPException(503, FULL, RETRY_AFTER)
         except HTTPException as error:
-            return await refuse(error, scope, body, send)
+            return await refuse(error, request, send)
         self.num_running += not is_open
         try:
-            await self.run_while_connected(whole, scope, receive, send)
+            await self.run_while_connected(body, scope, receive, send)
         finally:
             self.num_running -= not is_open
 
@@ -134,47 +134,33 @@ def check_key(headers: Headers, api_key: str) -> None:
         )
 
 
-class Body:
+async def read_body(request: Request) -> bytes:
     """The body of a request, which may come in chunks without a Content-Length."""
-
-    def __init__(self, receive: Receive):
-        self.receive, self.has_more = receive, True
-
-    async def next_part(self) -> bytes:
-        message = await self.receive()
-        self.has_more = message.get("more_body", False)
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        return message.get("body", b"")
-
-    async def read(self, announced: int) -> bytes:
-        whole = bytearray()
-        check_size(announced)
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while self.has_more:
-                    whole += await self.next_part()
-                    check_size(len(whole))
-        except TimeoutError as error:
-            raise HTTPException(408, f"The body took longer than {BODY_SECONDS} seconds; send it faster.") from error
-        return bytes(whole)
-
-    async def drop(self) -> None:
-        """Reads on for a while, as long as the client is there."""
-        num_bytes = 0
-        with suppress(TimeoutError, ClientDisconnect):
-            async with asyncio.timeout(DROPPED_SECONDS):
-                while self.has_more and num_bytes <= DROPPED_BYTES:
-                    num_bytes += len(await self.next_part())
+    body = bytearray()
+    check_size(int(request.headers.get("content-length", 0)))
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                check_size(len(body))
+    except TimeoutError as error:
+        raise HTTPException(408, f"The body took longer than {BODY_SECONDS} seconds; send it faster.") from error
+    return bytes(body)
 
 
-async def refuse(error: HTTPException, scope: Scope, body: Body, send: Send) -> None:
+async def refuse(error: HTTPException, request: Request, send: Send) -> None:
     """Answers with an error, and closes the connection when the client has sent its body, or too much of it."""
-    response = await error_response(Request(scope), error)
+    response = await error_response(request, error)
     response.headers["Connection"] = "close"
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    await body.drop()
+    num_bytes = 0
+    with suppress(TimeoutError, ClientDisconnect, RuntimeError):  # the last where all of the body was read before
+        async with asyncio.timeout(DROPPED_SECONDS):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > DROPPED_BYTES:
+                    break
     await send({"type": "http.response.body"})
 
 

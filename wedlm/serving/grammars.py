@@ -3,9 +3,8 @@
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
@@ -42,10 +41,9 @@ class Grammars:
     must not hold one in a string, and xgrammar allows some there. `vocab_size` is the model's number of scores.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_tokens: list[int] | None = None):
-        self.tokenizer, self.vocab_size = tokenizer, vocab_size
-        self.end_tokens = [tokenizer.eos_token_id] if end_tokens is None else end_tokens
-        self.cache: OrderedDict[tuple[Sequence, ...], CompiledGrammar] = OrderedDict()  # the one used last is the last
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_tokens: int | list[int] | None = None):
+        self.tokenizer, self.vocab_size, self.end_tokens = tokenizer, vocab_size, end_tokens
+        self.cached = lru_cache(CACHED)(self.compile)
         self.lock = threading.Lock()
         self.process: LimitedProcess | None = None
 
@@ -56,19 +54,20 @@ class Grammars:
             `ValueError`: what is wrong with it, as a sentence about `name`.
         """
         with self.lock:
-            if sequences not in self.cache:
-                try:
-                    info = self.info
-                except ImportError as error:
-                    raise ValueError(f"{name} {NOT_INSTALLED}") from error
-                from xgrammar import CompiledGrammar
+            return self.cached(name, *sequences)
 
-                text = self.compiled_text(name, sequences)
-                self.cache[sequences] = CompiledGrammar.deserialize_json(text, info)
-            self.cache.move_to_end(sequences)
-            while len(self.cache) > CACHED:
-                self.cache.popitem(last=False)
-            return self.cache[sequences]
+    def compile(self, name: str, *sequences: Sequence) -> "CompiledGrammar":
+        try:
+            from xgrammar import CompiledGrammar
+        except ImportError as error:
+            raise ValueError(f"{name} {NOT_INSTALLED}") from error
+        if self.process is None:
+            self.process = LimitedProcess(compiler_of, self.info.serialize_json())
+        try:
+            text = self.process.ask(sequences, COMPILE_SECONDS)
+        except Refused as error:
+            raise ValueError(f"{name} cannot be compiled ({error}); correct or simplify it.") from error
+        return CompiledGrammar.deserialize_json(text, self.info)
 
     @cached_property
     def info(self) -> "TokenizerInfo":
@@ -86,17 +85,9 @@ class Grammars:
                 for token, piece in enumerate(info.decoded_vocab)
             ],
             vocab_size=self.vocab_size,
-            stop_token_ids=self.end_tokens,
+            stop_token_ids=info.stop_token_ids,
             add_prefix_space=info.add_prefix_space,
         )
-
-    def compiled_text(self, name: str, sequences: tuple[Sequence, ...]) -> str:
-        if self.process is None:
-            self.process = LimitedProcess(compiler_of, self.info.serialize_json())
-        try:
-            return self.process.ask(sequences, COMPILE_SECONDS)
-        except Refused as error:
-            raise ValueError(f"{name} cannot be compiled ({error}); correct or simplify it.") from error
 
     def close(self) -> None:
         """Ends the process, if there is one; the next grammar starts another."""

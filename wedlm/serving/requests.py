@@ -51,9 +51,8 @@ class ServedModel:
     created: int
 
     def __post_init__(self):
-        end_tokens = self.model.generation_config.eos_token_id
-        end_tokens = end_tokens if isinstance(end_tokens, list | None) else [end_tokens]
-        self.grammars = Grammars(self.tokenizer, text_config_of(self.model).vocab_size, end_tokens)
+        vocab_size, end_tokens = text_config_of(self.model).vocab_size, self.model.generation_config.eos_token_id
+        self.grammars = Grammars(self.tokenizer, vocab_size, end_tokens)
 
     @property
     def card(self) -> dict:
@@ -81,8 +80,9 @@ class PreparedRequest:
     choices: list[Choice]
 
     @property
-    def num_completion_tokens(self) -> int:
-        return sum(len(choice.detokenizer.tokens) for choice in self.choices)
+    def usage(self) -> dict[str, int]:
+        prompt, completion = len(self.tokens), sum(len(choice.detokenizer.tokens) for choice in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def read_request(served: ServedModel, kind: type[ChatRequest | CompletionRequest], body: dict):

@@ -20,11 +20,6 @@ def tool_call_json(call: ToolCall) -> dict:
     return {"id": f"call_{uuid4().hex}", "type": "function", "function": function}
 
 
-def usage_json(num_prompt: int, num_completion: int) -> dict:
-    total = num_prompt + num_completion
-    return {"prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": total}
-
-
 class OpenAIResponse:
     """What the responses to chats and completions share; with `include_usage` each chunk has a `usage`."""
 
@@ -50,10 +45,6 @@ class OpenAIResponse:
         self, index: int, part: dict | str, logprobs: dict | None = None, finish_reason: str | None = None
     ) -> dict:
         return {"index": index, self.part_field: part, "logprobs": logprobs, "finish_reason": finish_reason}
-
-    def closing(self, index: int, finish_reason: str) -> dict:
-        """The part behind the last text."""
-        return self.chunk_choice(index, self.empty_part, finish_reason=finish_reason)
 
 
 class ChatResponse(OpenAIResponse):

@@ -15,7 +15,7 @@ from wedlm.serving.engine import Engine, compiling, preparing, run_in
 from wedlm.serving.http_errors import DEAD, error_json, error_response, sentence_of, unknown_model
 from wedlm.serving.protocol import ChatRequest, CompletionRequest
 from wedlm.serving.requests import PreparedRequest, ServedModel, prepare, read_request
-from wedlm.serving.responses import DONE, ChatResponse, CompletionResponse, OpenAIResponse, sse_event, usage_json
+from wedlm.serving.responses import DONE, ChatResponse, CompletionResponse, OpenAIResponse, sse_event
 from wedlm.serving.server_metrics import RequestRecord
 
 
@@ -96,9 +96,8 @@ async def whole(
             detokenizer = request.choices[index].detokenizer
             delta = await run_in(preparing, detokenizer.put, output)  # A whole text takes long to decode.
             choices[index] = response.choice(index, detokenizer, delta)
-    usage = usage_json(len(request.tokens), request.num_completion_tokens)
-    record.completion_tokens = request.num_completion_tokens
-    return JSONResponse(response.whole(choices, usage))
+    record.completion_tokens = request.usage["completion_tokens"]
+    return JSONResponse(response.whole(choices, request.usage))
 
 
 async def stream(
@@ -122,7 +121,8 @@ async def stream(
                 has_begun = True
                 choices.append(response.part(index, detokenizer, delta))
                 if output.is_finished():
-                    choices.append(response.closing(index, detokenizer.finish_reason))
+                    reason = detokenizer.finish_reason
+                    choices.append(response.chunk_choice(index, response.empty_part, finish_reason=reason))
                 if events := "".join(response.chunk([choice]) for choice in choices if choice is not None):
                     yield events
     except (HTTPException, TimeoutError) as error:
@@ -133,8 +133,7 @@ async def stream(
         yield sse_event(error_json(failure))
         return
     record.is_whole = True
-    usage = usage_json(len(request.tokens), request.num_completion_tokens)
-    yield (response.chunk([], usage=usage) if request.include_usage else "") + DONE
+    yield (response.chunk([], usage=request.usage) if request.include_usage else "") + DONE
 
 
 class EventResponse(StreamingResponse):

@@ -2,7 +2,7 @@
 
 import torch
 
-from wedlm.batching.prefix_cache import CachedText, PrefixCache
+from wedlm.batching.shared_cache import CachedText, PrefixCache
 
 
 def text_of(*tokens):

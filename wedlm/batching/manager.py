@@ -262,10 +262,7 @@ class BatchingManager(ContinuousBatchingManager):
     def register_result_handler(
         self, request_id: str, callback: Callable, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        """Has `callback` called with every output of a request, earlier ones too, in an event loop.
-
-        By default it is the running one.
-        """
+        """Has `callback` called in `loop`, by default the running one, with every output, earlier ones too."""
         with self.changed:
             self.handlers[request_id] = callback, loop or asyncio.get_running_loop()
             earlier, self.outputs = self.outputs, deque()

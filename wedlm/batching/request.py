@@ -32,6 +32,12 @@ NOT_OFFERED = {
     "custom_generate": 'decoding="verified"',
 }
 OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # that no other request may share
+# Settings that a request cannot have, each with what its batch does instead.
+IMPOSSIBLE = {
+    "use_cache": (False, "shares a cache"),
+    "output_scores": (True, "returns tokens"),
+    "output_logits": (True, "returns tokens"),
+}
 LIMITS = ("max_length", "max_new_tokens")  # in which requests of a settings group may differ
 
 
@@ -137,15 +143,9 @@ def prepared_call(
     """Stands in for the loop of generate(): returns the call, and refuses what a request of a batch cannot have."""
     if synced_gpus:
         refuse("synced_gpus", synced_gpus, generation_config)
-    if generation_config.use_cache is False:
-        raise ValueError(
-            "use_cache=False is not offered for a request of a batch, which shares a cache; leave it out."
-        )
-    for name in ("output_scores", "output_logits"):
-        if getattr(generation_config, name):
-            raise ValueError(
-                f"{name}=True is not offered for a request of a batch, which returns tokens; leave it out."
-            )
+    for name, (value, reason) in IMPOSSIBLE.items():
+        if getattr(generation_config, name) == value:
+            raise ValueError(f"{name}={value} is not offered for a request of a batch, which {reason}; leave it out.")
     return Call(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
 

@@ -11,10 +11,9 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from wedlm.batching.free_memory import is_out_of_memory, suppress_out_of_memory
-from wedlm.batching.prefix_cache import CachedText, PrefixCache, num_common
 from wedlm.batching.request import Request
 from wedlm.batching.settings_group import SettingsGroup, StepOutput, merged
-from wedlm.batching.shared_cache import SharedCache
+from wedlm.batching.shared_cache import CachedText, PrefixCache, SharedCache, num_common
 from wedlm.generation.model_kind import kind_of, text_config_of
 from wedlm.generation.sequences import Queries, Text
 from wedlm.generation.validation import named_weights
@@ -274,9 +273,8 @@ class Scheduler:
         for request, size in waiting:
             longest, begin = max(longest, size), max(begin, request.prompt_length - size)
             longest_text = max(longest_text, request.budget.text)
-            if (len(requests) + 1) * longest > self.chunk_size or begin + longest > longest_text:
-                break
-            if requests and self.fixed_shapes:
+            has_room = (len(requests) + 1) * longest <= self.chunk_size and begin + longest <= longest_text
+            if not has_room or (requests and self.fixed_shapes):
                 break
             requests.append(request)
         return requests

@@ -87,10 +87,7 @@ class SettingsGroup:
     def move_on(self, queries: Queries, logits: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes the state on by the logits of a forward pass, and plans the next one, which has `num_rows` rows.
 
-        Returns:
-            `tuple[torch.LongTensor, torch.LongTensor]`: How many of the queries stay in the cache, `[rows]`,
-            and what `outputs_from` reads, `[rows, numbers]`: the status of each row, the number of its final tokens,
-            and the tokens that this step can have added.
+        Returns how many of the queries stay in the cache, `[rows]`, and what `outputs_from` reads, `[rows, numbers]`.
         """
         self.state, num_kept, status = after_forward(
             self.settings, self.state, queries, logits, self.callbacks, num_rows

@@ -1,5 +1,6 @@
-"""The KV cache of a running batch, whose rows come and go."""
+"""The KV cache of a running batch, whose rows come and go, and the keys and values of texts that have ended."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -90,10 +91,20 @@ class SharedCache(RowCache):
             self.layers.append(SharedLayer(self.size, self.active))
 
     def add_rows(self, budgets: list[CacheBudget], max_tokens: int) -> None:
-        """Adds an empty row for each budget; memory is allocated for so many tokens at most."""
-        self.reserve(self.budgets + budgets, max_tokens)
-        self.budgets = self.budgets + budgets
-        self.all_lengths = torch.cat([self.all_lengths, self.all_lengths.new_zeros(len(budgets))])
+        """Adds an empty row for each budget; memory is allocated for so many tokens at most.
+
+        Where a row or an entry is missing, other memory is taken: a bit more, if that leaves half of what is allowed.
+        If it is refused, the rows that are there stay as they are.
+        """
+        budgets = self.budgets + budgets
+        (rows, entries), num_rows, longest = self.size, len(budgets), CacheBudget.entries_for_all(budgets)
+        if num_rows > rows or longest > entries:
+            if longest > entries or num_rows * entries > max_tokens:
+                entries = max(longest, min(bucketed(longest), max_tokens // 2 // num_rows))
+            rows = max(num_rows, min(2 * num_rows, max_tokens // 2 // entries))
+            self.reallocate((rows, entries))
+        self.all_lengths = torch.cat([self.all_lengths, self.all_lengths.new_zeros(num_rows - self.num_rows)])
+        self.budgets = budgets
         self.activate()
 
     def copy_prefix(self, row: int, layers: list[tuple[torch.Tensor, torch.Tensor]], number: int) -> None:
@@ -129,19 +140,6 @@ class SharedCache(RowCache):
         """Keeps no more memory than the budgets of the rows."""
         self.reallocate((self.num_rows, CacheBudget.entries_for_all(self.budgets)))
 
-    def reserve(self, budgets: list[CacheBudget], max_tokens: int) -> None:
-        """Takes other memory if a row or an entry is missing; a bit more, if that leaves half of what is allowed.
-
-        Where memory is refused, the rows that are there stay as they are.
-        """
-        (rows, entries), num_rows, longest = self.size, len(budgets), CacheBudget.entries_for_all(budgets)
-        if num_rows <= rows and longest <= entries:
-            return
-        if longest > entries or num_rows * entries > max_tokens:
-            entries = max(longest, min(bucketed(longest), max_tokens // 2 // num_rows))
-        rows = max(num_rows, min(2 * num_rows, max_tokens // 2 // entries))
-        self.reallocate((rows, entries))
-
     def reallocate(self, size: tuple[int, int]) -> None:
         """Takes other memory for all layers. Where that is refused, their size is what each of them has."""
         try:
@@ -156,6 +154,61 @@ class SharedCache(RowCache):
             for layer in self.layers:
                 layer.size = size
             self.activate()
+
+
+@dataclass(eq=False)
+class CachedText:
+    """A finished text, for requests that begin with the same tokens."""
+
+    tokens: list[int]
+    layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values, `[1, heads, tokens, head_dim]` each
+
+
+class PrefixCache:
+    """Finished texts, of which the least recently used leave first when there are more tokens than fit."""
+
+    def __init__(self):
+        self.texts: list[CachedText] = []  # the most recently used one is the last one
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(text.tokens) for text in self.texts)
+
+    def add(self, text: CachedText, max_tokens: int) -> None:
+        """Adds a text in place of its own prefixes, and evicts others until the cache has `max_tokens` at most."""
+        if len(text.tokens) > max_tokens:
+            return
+        self.texts[:] = [each for each in self.texts if num_common(each.tokens, text.tokens) < len(each.tokens)]
+        self.texts.append(text)
+        self.shrink(max_tokens)
+
+    def shrink(self, max_tokens: int) -> None:
+        """Evicts the least recently used texts until the others have so many tokens at most."""
+        num_tokens = self.num_tokens
+        while num_tokens > max(max_tokens, 0):
+            num_tokens -= len(self.texts.pop(0).tokens)
+
+    def longest_prefix(self, tokens: list[int], is_used: bool) -> tuple[int, CachedText | None]:
+        """The text that shares most leading tokens, the newest of several, and how many it shares.
+
+        `is_used` says whether this counts as a use of the text.
+        """
+        shared = {text: num_common(text.tokens, tokens) for text in reversed(self.texts)}
+        best = max(shared, key=shared.get, default=None)
+        if best is None or shared[best] == 0:
+            return 0, None
+        if is_used:
+            self.texts.remove(best)
+            self.texts.append(best)
+        return shared[best], best
+
+
+def num_common(these: list[int], others: list[int]) -> int:
+    """The number of leading tokens that two texts share."""
+    number = min(len(these), len(others))
+    if these[:number] == others[:number]:
+        return number
+    return next(i for i in range(number) if these[i] != others[i])
 
 
 def zeros_like_states(states: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:

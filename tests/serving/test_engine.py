@@ -127,9 +127,9 @@ async def answered(engine, served, **fields):
 
 
 async def begin(engine, served, **fields):
-    """A stream that has sent its first event."""
+    """The events of a stream that has begun."""
     response = await responded(engine, served, stream=True, **fields)
-    return response.events
+    return response.body_iterator
 
 
 async def refused(*arguments, **fields):
@@ -243,7 +243,7 @@ def test_requests_of_a_stock_model_share_forwards(stock):
         expected.append(text.partition(fields.get("stop", "\0"))[0])
     assert texts == expected and counts.row_forwards > 2 * counts.steps
     chunks = [json.loads(each) for each in re.findall("data: ({.*})", "".join(events))]
-    rest = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)  # behind the first event
+    rest = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     assert len(rest) > 10 and expected[0].endswith(rest)
     assert json.loads(two.body)["choices"][0]["message"]["content"] == expected[2]
     (call,) = json.loads(called.body)["choices"][0]["message"]["tool_calls"]

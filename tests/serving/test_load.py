@@ -39,7 +39,7 @@ def test_memory_is_flat_over_many_requests(checkpoint):
             counts["whole"] += len(json.loads(response.body)["choices"])
             return
         if number % 6 == 0:
-            await response.events.aclose()
+            await response.body_iterator.aclose()
             counts["left"] += 1
             return
         events = [event async for event in response.body_iterator]

@@ -77,8 +77,8 @@ async def respond(
             if not request.stream:
                 return await whole(engine, request, response, record)
             events = stream(engine, request, response, record, deadline)
-            first = await anext(events)  # A request that fails before its first text gets a status of its own.
-        return EventResponse(first, events)
+            await anext(events)  # A request that fails before its first tokens gets a status of its own.
+        return EventResponse(events, media_type="text/event-stream")
     except StarletteHTTPException:
         raise
     except Exception as error:
@@ -107,7 +107,7 @@ async def stream(
     record: RequestRecord,
     deadline: float | None = None,
 ) -> AsyncIterator[str]:
-    """The events of a response. A failure is raised before the first event, and is an event itself later."""
+    """The events of a response behind an empty one; a failure before that is raised, and a later one is an event."""
     has_begun = False
     try:
         async with engine.generate(request, response.id, deadline) as outputs:
@@ -117,6 +117,8 @@ async def stream(
                 detokenizer = request.choices[index].detokenizer
                 delta = detokenizer.put(output)
                 record.add_tokens(len(delta.tokens))
+                if not has_begun:
+                    yield ""
                 choices = [] if has_begun else [response.opening(each) for each in range(len(request.choices))]
                 has_begun = True
                 choices.append(response.part(index, detokenizer, delta))
@@ -137,17 +139,8 @@ async def stream(
 
 
 class EventResponse(StreamingResponse):
-    """A stream of events, of which the first is there; its request ends with it, however it ends."""
-
-    def __init__(self, first: str, events: AsyncIterator[str]):
-        self.events = events
-        super().__init__(self.all_events(first), media_type="text/event-stream")
-
-    async def all_events(self, first: str) -> AsyncIterator[str]:
-        yield first
-        async for each in self.events:
-            yield each
+    """A stream of events that have begun; its request ends with it, however it ends."""
 
     async def stream_response(self, send: Send) -> None:
-        async with aclosing(self.events), aclosing(self.body_iterator):
+        async with aclosing(self.body_iterator):
             await super().stream_response(send)

@@ -98,7 +98,7 @@ class AccessMiddleware:
             for value in headers.getlist(header):
                 if header == "origin" and ("*" in self.origins or value in self.origins):
                     continue
-                if not is_this_machine(host_in(value)):
+                if not is_this_machine(value):
                     raise HTTPException(
                         403,
                         f"{header.capitalize()} {value!r} is not this machine, and this server answers this machine "
@@ -106,22 +106,13 @@ class AccessMiddleware:
                     )
 
 
-def is_this_machine(name: str | None) -> bool:
-    """Whether the name or address of a host leads to this machine alone."""
-    if f".{name}".endswith(RESERVED_ENDS):
-        return True
+def is_this_machine(value: str) -> bool:
+    """Whether the name or address in a `Host` or an `Origin` leads to this machine alone."""
     try:
-        return ip_address(name or "").is_loopback
+        name = urlsplit(value if "//" in value else f"//{value}").hostname or ""
+        return f".{name}".endswith(RESERVED_ENDS) or ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def host_in(value: str) -> str | None:
-    """The name or address in a `Host` or an `Origin`."""
-    try:
-        return urlsplit(value if "//" in value else f"//{value}").hostname
-    except ValueError:
-        return None
 
 
 def check_key(headers: Headers, api_key: str) -> None:

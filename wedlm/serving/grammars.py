@@ -13,7 +13,7 @@ from wedlm.checkpoints.limited_process import LimitedProcess, Refused
 from wedlm.serving.json_schema import Schema
 
 if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar, GrammarCompiler, TokenizerInfo
+    from xgrammar import CompiledGrammar, TokenizerInfo
 
 COMPILE_SECONDS = 5  # a few hundred characters of schema can ask for minutes
 COMPILED_CHARACTERS = 2**22  # of a compiled grammar as text
@@ -100,41 +100,31 @@ class Grammars:
 
 def compiler_of(info: str) -> Callable[[tuple[Sequence, ...]], str]:
     """Returns the function that compiles grammars for these tokens."""
-    from xgrammar import GrammarCompiler, TokenizerInfo
+    from xgrammar import Grammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, allocate_token_bitmask
 
     compiler = GrammarCompiler(TokenizerInfo.deserialize_json(info), max_threads=1, cache_enabled=False)
-
-    def compiled(sequences: tuple[Sequence, ...]) -> str:
-        try:
-            return compiled_by(compiler, sequences)
-        except Exception as error:  # xgrammar has no exception of its own
-            if isinstance(error, MemoryError) or "bad_alloc" in str(error):
-                raise MemoryError from error
-            raise ValueError(reason_of(error)) from error
-
-    return compiled
-
-
-def compiled_by(compiler: "GrammarCompiler", sequences: tuple[Sequence, ...]) -> str:
-    from xgrammar import Grammar, GrammarMatcher, allocate_token_bitmask
 
     def grammar_of(part: str | Schema) -> Grammar:
         if isinstance(part, Schema):
             return Grammar.from_json_schema(part.text, any_whitespace=False, strict_mode=part.is_strict)
         return Grammar.from_ebnf(f"root ::= {json.dumps(part, ensure_ascii=False)}")
 
-    compiled = compiler.compile_grammar(Grammar.union(*(Grammar.concat(*map(grammar_of, each)) for each in sequences)))
-    allowed = allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
-    GrammarMatcher(compiled).fill_next_token_bitmask(allowed)
-    if not allowed.any():
-        raise ValueError("it allows no text")
-    text = compiled.serialize_json()
-    if len(text) > COMPILED_CHARACTERS:
-        raise ValueError("it becomes too large")
-    return text
+    def compiled(sequences: tuple[Sequence, ...]) -> str:
+        try:
+            grammar = Grammar.union(*(Grammar.concat(*map(grammar_of, each)) for each in sequences))
+            result = compiler.compile_grammar(grammar)
+            allowed = allocate_token_bitmask(1, result.tokenizer_info.vocab_size)
+            GrammarMatcher(result).fill_next_token_bitmask(allowed)
+            text = result.serialize_json()
+        except Exception as error:  # xgrammar has no exception of its own
+            if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+                raise MemoryError from error
+            words = re.sub(r"\[[\d:]+\] \S+:\d+: ", "", str(error))  # without the time and the line of its code
+            raise ValueError(" ".join(words.split())[:200].rstrip(".: ")) from error
+        if not allowed.any():
+            raise ValueError("it allows no text")
+        if len(text) > COMPILED_CHARACTERS:
+            raise ValueError("it becomes too large")
+        return text
 
-
-def reason_of(error: Exception) -> str:
-    """xgrammar's words, without the time and the line of its code."""
-    words = " ".join(re.sub(r"\[[\d:]+\] \S+:\d+: ", "", str(error)).split())
-    return words[:200].rstrip(".: ")
+    return compiled

@@ -55,7 +55,8 @@ class Schema(NamedTuple):
             if depth > SCHEMA_DEPTH:
                 raise ValueError(f"{name} is nested deeper than {SCHEMA_DEPTH} levels; flatten it.")
         for part in subschemas(schema):
-            check_part(name, part)
+            for fault in faults(part):
+                raise ValueError(f"{name} {fault}")
         return cls(text, bool(is_strict))
 
 
@@ -81,28 +82,24 @@ def subschemas(schema: Any) -> Iterator[dict]:
         yield from subschemas(child)
 
 
-def check_part(name: str, part: dict) -> None:
+def faults(part: dict) -> Iterator[str]:
+    """What of a schema cannot be enforced, and the remedy, behind the name of the whole."""
     for keyword in sorted(part.keys() & NOT_ENFORCED):
-        raise ValueError(f"{name} has the keyword {keyword!r}, which this server cannot enforce; leave it out.")
+        yield f"has the keyword {keyword!r}, which this server cannot enforce; leave it out."
     for keyword in sorted(EXCLUDED.keys() & part.keys()):
         for other in sorted(EXCLUDED[keyword] & part.keys()):
-            raise ValueError(
-                f"{name} has {other!r} beside {keyword!r}, where this server cannot enforce it; leave one of them out."
-            )
+            yield f"has {other!r} beside {keyword!r}, where this server cannot enforce it; leave one of them out."
     if not part.keys() & {"type", *COMBINATORS, *VALUES, *TYPE_TELLING}:
         for keyword in sorted(part.keys() & TYPED):
-            raise ValueError(f"{name} has {keyword!r} without 'type', where this server cannot enforce it; add that.")
+            yield f"has {keyword!r} without 'type', where this server cannot enforce it; add that."
     properties, required = part.get("properties", {}), part.get("required", [])
     if isinstance(properties, dict) and isinstance(required, list):
         for each in required:
             if isinstance(each, str) and each not in properties:
-                raise ValueError(f"{name} requires {shown(each)}, which is not under 'properties'; add it there.")
+                yield f"requires {shown(each)}, which is not under 'properties'; add it there."
     if isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1:
-        raise ValueError(f"{name} has an 'allOf' of several schemas, which this server cannot enforce; join them.")
+        yield "has an 'allOf' of several schemas, which this server cannot enforce; join them."
     if isinstance(reference := part.get("$ref"), str) and not reference.startswith("#"):
-        raise ValueError(f"{name} has $ref={shown(reference)}, which leads out of the schema; put it under $defs.")
+        yield f"has $ref={shown(reference)}, which leads out of the schema; put it under $defs."
     if isinstance(pattern := part.get("pattern"), str) and any(mark in pattern for mark in LOOKAROUNDS):
-        raise ValueError(
-            f"{name} has pattern={shown(pattern)}, which looks ahead or behind, and this server cannot enforce it; "
-            "write it without."
-        )
+        yield f"has pattern={shown(pattern)}, which looks ahead or behind, as this server cannot; write it without."

@@ -13,10 +13,7 @@ LEAST = -9999.0  # stands for minus infinity, which JSON does not know; OpenAI's
 
 
 class Penalties(LogitsProcessor):
-    """Lowers the score of each token by its count in the text so far, without the prompt.
-
-    score - presence_penalty * (count > 0) - frequency_penalty * count
-    """
+    """Lowers the score of each token by its count in the text so far, without the prompt."""
 
     is_stateless = True  # as transformers' own penalties: it counts anew in each call
 

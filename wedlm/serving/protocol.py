@@ -319,25 +319,24 @@ class CompletionRequest(GenerationRequest):
 
 
 def validated(kind: type[BaseModel], given: dict, **context: Any) -> BaseModel:
-    """Reads what a request holds as a pydantic model; raises the first error as a ValueError with one sentence."""
+    """Reads what a request holds as a pydantic model.
+
+    Raises:
+        `ValueError`: pydantic's first error as a sentence with the parameter, its value and the remedy.
+    """
     try:
         return kind.model_validate(given, context=context)
     except ValidationError as error:
-        raise ValueError(validation_sentence(error)) from None
-
-
-def validation_sentence(error: ValidationError) -> str:
-    """The first error of pydantic as a sentence with the parameter, its value and the remedy."""
-    first = error.errors(include_url=False)[0]
+        first = error.errors(include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # pydantic names members of unions so
     reason = first["msg"].removeprefix("Value error, ")
     if not name:
-        return reason
+        raise ValueError(reason)
     if first["type"] == "missing":
-        return f"{name} is missing; add it."
+        raise ValueError(f"{name} is missing; add it.")
     if first["type"] == "extra_forbidden":
-        return f"{name}={shown(first['input'])} is not offered by this server; leave it out."
-    return f"{name}={shown(first['input'])} is refused ({reason}); correct it."
+        raise ValueError(f"{name}={shown(first['input'])} is not offered by this server; leave it out.")
+    raise ValueError(f"{name}={shown(first['input'])} is refused ({reason}); correct it.")
 
 
 def check_characters(value: Any) -> None:

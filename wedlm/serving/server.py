@@ -74,7 +74,9 @@ def serve(
     The arguments are the options of `wedlm serve`; `settings` replaces parameters of decoding of the checkpoint.
     """
     listening = listen(host, port)
-    this_machine_only = is_this_machine(listening.getsockname()[0])
+    address, port, *_ = listening.getsockname()
+    address = f"[{address}]" if ":" in address else address
+    this_machine_only = is_this_machine(address)
     if not this_machine_only and api_key is None:
         print(f"Everybody who reaches {host} may use the model: there is no --api-key.", file=sys.stderr)
     model, tokenizer = load_checkpoint(name, dtype, device, only_decodes=True, or_stock=True)
@@ -101,8 +103,6 @@ def serve(
         access_log=False,
     )
     log_requests()
-    address, port, *_ = listening.getsockname()
-    address = f"[{address}]" if ":" in address else address
     try:
         engine.manager.start()
         print(

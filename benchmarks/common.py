@@ -311,6 +311,10 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[object]], left: Col
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (header, alignment, *lines))
 
 
+def median_and_range(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
 def with_range(measured: dict[str, float], spec: str) -> str:
     """with_range({"median": 3.61, "min": 3.2, "max": 5.0}, ".1f") == "3.6 (3.2 - 5.0)" """
     median, low, high = (format(measured[name], spec) for name in ("median", "min", "max"))

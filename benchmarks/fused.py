@@ -26,12 +26,12 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from common import QWEN3, SHAPES, STOCK, WEDLM, markdown, new_parser, save, with_range
+from common import QWEN3, SHAPES, STOCK, WEDLM, markdown, median_and_range, new_parser, save, with_range
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, logging
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, fuse
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.evaluation.timing import interleaved_seconds, median_and_range
+from wedlm.evaluation.timing import interleaved_seconds
 from wedlm.fused.model import product_of
 from wedlm.generation.transformers_internals import CACHE
 

@@ -40,6 +40,7 @@ from common import (
     WEDLM,
     bytes_per_second,
     markdown,
+    median_and_range,
     random_model,
     random_tokens,
     save,
@@ -51,7 +52,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, logging
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import wedlm
-from wedlm.evaluation.timing import interleaved, median_and_range, timed
+from wedlm.evaluation.timing import interleaved, timed
 from wedlm.generation.static_steps import KEPT
 
 STATIC = {"cache_implementation": "static"}

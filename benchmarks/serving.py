@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import openai
 import torch
-from common import ADAPTER, STOCK, Panel, chat, markdown, new_parser, question, save, with_range
+from common import ADAPTER, STOCK, Panel, chat, markdown, median_and_range, new_parser, question, save, with_range
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -46,7 +46,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.drafts.prompts import all_prompts
 from wedlm.evaluation.provenance import conditions
-from wedlm.evaluation.timing import interleaved, median_and_range
+from wedlm.evaluation.timing import interleaved
 from wedlm.evaluation.work_file import WorkFile, resumable
 
 OURS, THEIRS, ALONE = "wedlm serve", "transformers serve", "generate()"

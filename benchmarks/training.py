@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from common import in_fresh_process, markdown, new_parser, peak_bytes, save, with_range
+from common import in_fresh_process, markdown, median_and_range, new_parser, peak_bytes, save, with_range
 
 from wedlm import DualStreamCollator, WeDLMConfig, WeDLMForCausalLM
-from wedlm.evaluation.timing import interleaved_seconds, median_and_range
+from wedlm.evaluation.timing import interleaved_seconds
 from wedlm.training.loss_weights import scale_weights, weight_sums
 
 HAS_GPU = torch.cuda.is_available()

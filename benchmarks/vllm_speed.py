@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from common import ADAPTER, markdown, new_parser, question, save, with_range
+from common import ADAPTER, markdown, median_and_range, new_parser, question, save, with_range
 from serving import MODELS, adapter_questions, device_of, same_texts
 from tqdm.auto import tqdm
 
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
-from wedlm.evaluation.timing import interleaved, median_and_range
+from wedlm.evaluation.timing import interleaved
 from wedlm.for_vllm.plugin import draft_counts
 from wedlm.for_vllm.vllm_export import SPECULATIVE, export_for_vllm
 

@@ -30,7 +30,7 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import conditions, record_text, weights_digest, write_report
-from wedlm.evaluation.sweep import interval, median_and_quartiles, resampled_means
+from wedlm.evaluation.sweep import median_and_quartiles, resampled_means
 from wedlm.evaluation.timing import interleaved
 from wedlm.evaluation.work_file import WorkFile
 
@@ -119,6 +119,11 @@ def answer_all(
                 work.add(key, answers_of(model, tokenizer, batch, DECODINGS[decoding]))
             answers[kind, decoding] += [Answer(*answer) for answer in work[key]]
     return answers
+
+
+def interval(resampled: np.ndarray) -> list[float]:
+    """The interval that contains 95 % of the resamples, as [low, high]."""
+    return [float(value) for value in np.quantile(resampled, [0.025, 0.975])]
 
 
 def summary(answers: list[Answer], baseline: list[Answer]) -> dict:

@@ -82,9 +82,6 @@ class DecodingLM(HFLM):
                     ) from error
                 eval_logger.warning(f"The chat template refuses the system message ({error}), which is left out.")
 
-    def get_model_info(self) -> dict:
-        return {}  # the method of HFLM asks the network
-
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         def compute(batch: list[Instance], digest: str) -> dict:
             self.seed_of_batch = int(digest_of([self.seed, digest]), 16) % 2**63
@@ -105,7 +102,9 @@ class DecodingLM(HFLM):
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **kwargs: Any) -> torch.Tensor:
         """Replaces HFLM's method: another stopping criterion, an exact length, and counts beside the tokens."""
         width = context.shape[1]
-        arguments = {**as_lm_eval_samples(kwargs), **self.arguments, "use_cache": True}
+        if not kwargs["do_sample"]:
+            kwargs.pop("temperature", None)  # lm-eval's 0.0, of which transformers warns
+        arguments = {**kwargs, **self.arguments, "use_cache": True}
         # As in lm-eval, the tokenizer's end token ends an answer even if generation_config.json has another one.
         arguments |= {"pad_token_id": self.tokenizer.pad_token_id, "eos_token_id": self.end_tokens}
         texts = [text for text in stop if text != self.end]
@@ -172,14 +171,6 @@ class DecodingLM(HFLM):
                         self.counts[task][name] += result[name]
                 bar.update(len(batch))
         return answers
-
-
-def as_lm_eval_samples(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Follows lm-eval: a temperature of 0, or none, means greedy decoding unless do_sample is set."""
-    kwargs = {"temperature": 0.0, **kwargs}
-    if kwargs["temperature"] == 0.0 and not kwargs.setdefault("do_sample", False):
-        del kwargs["temperature"]
-    return kwargs
 
 
 def cut(indices: list[int] | range, size: int) -> list[list[int]]:

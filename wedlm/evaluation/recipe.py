@@ -14,24 +14,12 @@ KEYS = {"about", "tasks", "decodings", "settings", "include_path"}
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """How tasks are asked. A value of None leaves the choice to the task.
-
-    Args:
-        num_fewshot (`int`, *optional*): Number of solved examples in front of each question.
-        limit (`int`, *optional*): Ask only the first `limit` questions of each task.
-        batch_size (`int`, defaults to 8): Number of questions that are answered at once.
-        seed (`int`, defaults to 1234): Seed of solved examples, of tasks that draw their questions, and of sampling.
-        apply_chat_template (`bool`, defaults to `False`): Ask each question as a turn of a chat.
-        system_instruction (`str`, *optional*): Text of the system in front of each question.
-        max_new_tokens (`int`, *optional*): Largest number of tokens of an answer.
-        temperature (`float`, *optional*): Temperature of sampling; 0 decodes greedily.
-        run_code (`bool`, defaults to `False`): Allow tasks that run the code that the model writes, in a sandbox.
-    """
+    """How tasks are asked, as the options of `wedlm eval` say; None leaves the choice to the task."""
 
     num_fewshot: int | None = None
     limit: int | None = None
     batch_size: int = 8
-    seed: int = 1234
+    seed: int = 1234  # of solved examples, of tasks that draw their questions, and of sampling
     apply_chat_template: bool = False
     system_instruction: str | None = None
     max_new_tokens: int | None = None

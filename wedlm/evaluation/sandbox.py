@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 MAX_ANSWER_BYTES = 1_000_000
+MEMORY_BYTES = 256 * 2**20  # of the address space
 WAITING = 5  # wall-clock limit, as a multiple of the limit of CPU time: on a busy machine a process waits its turn
 NOBODY = 65534  # the user without rights, by convention
 
@@ -94,28 +95,17 @@ class PythonResult(NamedTuple):
     error: str  # that the code failed with; empty if it finished, or ended the process itself
 
 
-def run_python(
-    code: str,
-    expressions: Sequence[str] = (),
-    timeout_seconds: float = 2.0,
-    memory_bytes: int = 256 * 2**20,
-) -> PythonResult:
-    """Executes `code`, then evaluates expressions in its namespace.
+def run_python(code: str, expressions: Sequence[str] = (), timeout_seconds: float = 2.0) -> PythonResult:
+    """Executes `code` within so many seconds of CPU time, rounded up, then evaluates expressions in its namespace.
 
         run_python("def double(n): return 2 * n", ["double(3)", "double(-1)"]).values == [6, -2]
 
     Values must be literals (numbers, strings, lists and so on). They return through a pipe of their own, so that
     printing does not forge them, and the code never sees the values that the caller expects. A caller without
     expressions learns only that the code ran to its end; code that searches the frames of its process can forge that.
-
-    Args:
-        code (`str`): The program.
-        expressions (`Sequence[str]`, *optional*): The expressions to evaluate afterwards.
-        timeout_seconds (`float`, defaults to 2.0): Limit of CPU time, rounded up to whole seconds.
-        memory_bytes (`int`, defaults to 256 MiB): Limit of the address space.
     """
     request, word = repr([code, *expressions]).encode(), secrets.token_bytes()
-    limits = [len(request), math.ceil(timeout_seconds), memory_bytes]
+    limits = [len(request), math.ceil(timeout_seconds), MEMORY_BYTES]
     with TemporaryDirectory() as folder, start(["-c", CHILD, *map(str, limits)], folder, *boundary()) as process:
         timer = threading.Timer(WAITING * timeout_seconds, process.kill)
         timer.start()

@@ -152,11 +152,6 @@ def resampled_means(values: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.stack([values[random.integers(len(values), size=len(values))].mean(0) for _ in range(NUM_RESAMPLES)])
 
 
-def interval(resampled: np.ndarray) -> list[float]:
-    """The interval that contains 95 % of the resamples, as [low, high]."""
-    return [float(value) for value in np.quantile(resampled, [0.025, 0.975])]
-
-
 def median_and_quartiles(values: np.ndarray) -> dict:
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {"median": float(median), "quartiles": [float(low), float(high)]}

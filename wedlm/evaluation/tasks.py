@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache
 from inspect import isfunction
 from pathlib import Path
 from typing import Any
@@ -73,32 +73,25 @@ def load_tasks(
         if getattr(task, "UNSAFE_CODE", False):
             check_code(name, task, run_code)
         check_metrics(name, task)
-        remember_documents(task)
+        if isinstance(task, ConfigurableTask) and (process := task.config.process_docs) is not None:
+            # lm-eval asks for documents twice, for requests and scores, and some tasks shuffle theirs each time.
+            task.set_config("process_docs", cache(process))
     return Tasks(loaded, fewshot)
-
-
-class WarningCollector(logging.Handler):
-    """Keeps each warning once, as the keys of `warnings`."""
-
-    def __init__(self):
-        super().__init__(logging.WARNING)
-        self.warnings: dict[str, None] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.warnings.setdefault(" ".join(record.getMessage().split()))
 
 
 @contextmanager
 def quiet_lm_eval() -> Iterator[dict[str, None]]:
-    """Silences lm-eval's log and progress bars, since our table repeats its output, and yields its warnings."""
-    logger, collector = logging.getLogger("lm_eval"), WarningCollector()
+    """Silences lm-eval's log and progress bars, since our table repeats its output, and yields its warnings, once."""
+    logger, handler = logging.getLogger("lm_eval"), logging.Handler(logging.WARNING)
+    warnings: dict[str, None] = {}
+    handler.emit = lambda record: warnings.setdefault(" ".join(record.getMessage().split()))
     before = logger.level, logger.propagate, logger.handlers
     had_bars = is_progress_bar_enabled()
     logger.setLevel(logging.WARNING)
-    logger.propagate, logger.handlers = False, [collector]
+    logger.propagate, logger.handlers = False, [handler]
     disable_progress_bar()
     try:
-        yield collector.warnings
+        yield warnings
     finally:
         level, logger.propagate, logger.handlers = before
         logger.setLevel(level)
@@ -195,25 +188,3 @@ def uses_sandbox(task: Task) -> bool:
         if isfunction(function)
         for value in function.__globals__.values()
     )
-
-
-# --- Keeping documents ---
-
-
-def remember_documents(task: Task) -> None:
-    """Makes the task process its documents once.
-
-    lm-eval asks for them twice, for requests and for scores, and some tasks shuffle their answers each time.
-    """
-    process = task.config.process_docs if isinstance(task, ConfigurableTask) else None
-    if process is None:
-        return
-    processed: dict[int, Any] = {}
-
-    @wraps(process)
-    def once(documents: Any) -> Any:
-        if id(documents) not in processed:
-            processed[id(documents)] = process(documents)
-        return processed[id(documents)]
-
-    task.set_config("process_docs", once)

@@ -66,10 +66,6 @@ def interleaved_seconds(
     return seconds
 
 
-def median_and_range(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
 # --- The cost of a query ---
 
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate.utils import release_memory
 from common import ADAPTER, RESULTS, WEDLM, Panel, in_batches, markdown, new_parser, plot, save, way_of
 from datasets import Dataset
 from peft import PeftModel
@@ -40,7 +41,6 @@ from wedlm.checkpoints.load import load_checkpoint
 from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.drafts.adapter_training import free_memory
 from wedlm.drafts.prompts import KINDS, read_prompts
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import (
@@ -227,7 +227,7 @@ def trained(
         if not file.exists():
             log = trained_stage(given, stage, tokenizer, rows, held_out, folder)
             write_whole(file, json.dumps(log) + "\n")
-            free_memory()
+            release_memory()
         log = json.loads(file.read_text(encoding="utf-8"))
         passes = max((entry["epoch"] for entry in whole_log), default=0)
         moved = {"step": stage.start, "epoch": passes}

@@ -7,7 +7,8 @@ import pytest
 from adapt_runs import write_prompts
 
 from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
-from wedlm.drafts.settings import AdaptSettings, check_settings, record_settings
+from wedlm.drafts.check import check_settings, record_settings
+from wedlm.drafts.settings import AdaptSettings
 
 OTHERS = {
     "num_prompts": 5, "num_held_out": 5, "max_new_tokens": 5, "temperature": 0.5, "minutes": 5.0, "steps": 5,

@@ -6,10 +6,10 @@ import os
 import shlex
 import sys
 import warnings
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -32,6 +32,7 @@ from wedlm.commands.shared_options import (
     option,
 )
 from wedlm.commands.tune import tune
+from wedlm.drafts.settings import AdaptSettings
 
 
 def show_version(is_asked_for: bool) -> None:
@@ -309,37 +310,8 @@ def export(
 
 @command("adapt Qwen/Qwen3-8B drafts --prompts prompts.jsonl --minutes 60", extra="train")
 def adapt(
-    model: Source,
+    options: AdaptSettings,
     out: Annotated[Path, typer.Argument(help="The new folder for the adapter; OUT.work keeps a stopped run.")],
-    prompts: Annotated[
-        Path | None, option("JSON Lines with prompts like those of use; by default the package's own.", metavar="FILE")
-    ] = None,
-    answers: Annotated[
-        Path | None, option("JSON Lines with prompts and MODEL's own answers, in place of --prompts.", metavar="FILE")
-    ] = None,
-    measure_also: Annotated[
-        Path | None, option("JSON Lines with prompts that are only measured.", metavar="FILE")
-    ] = None,
-    num_prompts: Annotated[int, option("Number of the package's own prompts.")] = 3000,
-    num_held_out: Annotated[int, option("Number of prompts to measure, and not to train on.")] = 60,
-    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.")] = 256,
-    temperature: Annotated[float, option("The temperature of the answers; 0 chooses likeliest tokens.")] = (0.0),
-    minutes: Annotated[float, option("How long the adapter is trained.")] = 60.0,
-    steps: Annotated[int | None, option("The number of optimizer steps, in place of --minutes.")] = None,
-    rank: Annotated[int, option("The rank of the adapter.")] = 16,
-    window_size: Annotated[int, option("The most MASKs of a group in training.")] = 8,
-    mask_shift: Annotated[bool, option("Let a MASK predict the token behind it, as I-DLM's.", "--mask-shift")] = False,
-    learning_rate: Annotated[float, option("The highest learning rate.")] = 4e-4,
-    max_length: Annotated[int, option("Tokens of a row in training; longer samples are cut.")] = 1024,
-    batch_size: Annotated[int, option("Number of prompts that are answered at a time.")] = 32,
-    start_from: Annotated[
-        Path | None, option("An adapter of MODEL with the same rank, to train further.", metavar="FOLDER")
-    ] = None,
-    seed: Annotated[int, option("The seed of everything that is drawn.")] = 0,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], option("The dtype of MODEL for answers and training.")
-    ] = "auto",
-    device: Device = None,
     overwrite: Annotated[bool, option("Replace OUT if it is an adapter.", "--overwrite")] = False,
 ) -> None:
     """Train a draft adapter for MODEL: a LoRA that only proposes draft tokens, so that the text stays the same.
@@ -347,23 +319,19 @@ def adapt(
     MODEL answers prompts, the adapter is trained on the answers, and measured on prompts held out. After a stop, the
     same command continues. docs/adapt.md says what it costs and brings.
     """
-    options = locals()  # by the names of AdaptSettings
     from wedlm.drafts.check import check_adapt, what_is_done
-    from wedlm.drafts.settings import AdaptSettings
 
-    settings = AdaptSettings(**{field.name: options[field.name] for field in fields(AdaptSettings)})
     out = out.resolve()
-    tasks = check_adapt(settings, out, overwrite)
+    tasks = check_adapt(options, out, overwrite)
     if os.environ.get("RANK", "0") == "0":  # torch, which knows the processes, is imported later
-        typer.echo(what_is_done(settings, tasks))
+        typer.echo(what_is_done(options, tasks))
     from wedlm.drafts.adapt import adapt
 
-    adapt(settings, tasks, out, overwrite)
+    adapt(options, tasks, out, overwrite)
 
 
 @command("serve tencent/WeDLM-8B-Instruct --dtype bfloat16 --port 8000", extra="serve")
 def serve(
-    options: DecodingOptions,
     model: Model = str(DEMO_FOLDER),
     host: Annotated[str, option("The address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
     port: Annotated[int, option("The port to listen on; 0 chooses a free port.", min=0, max=65535)] = 8000,
@@ -388,6 +356,8 @@ def serve(
         list[str] | None,
         option("An origin whose web pages may send requests, or *; may be given again.", metavar="ORIGIN"),
     ] = None,
+    *,
+    options: DecodingOptions,
 ) -> None:
     """Serve one model in OpenAI's protocol: chat and completions, streamed or not, many at once.
 

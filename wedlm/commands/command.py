@@ -68,9 +68,7 @@ def arguments_of_a_run() -> list[Any]:
                 metavar="" if item.type is bool else "|".join(get_args(item.type)) if is_choice else "VALUE",
                 show_default=item.default not in (None, False),
             )
-            default = Parameter.empty if item.default is MISSING else item.default
-            if item.default_factory is not MISSING:
-                default = " ".join(item.default_factory())
+            default = item.default if item.default_factory is MISSING else " ".join(item.default_factory())
             shown.append(option_of(item.name, Annotated[str, help], default))
 
     app = typer.Typer(add_completion=False)
@@ -97,17 +95,22 @@ def command(example: str, extra: str | None = None, cls: type[Command] = Command
 
     def register(function: Callable) -> Callable:
         kind = function.__annotations__.get("options")
-        own = [parameter for name, parameter in signature(function).parameters.items() if name != "options"]
-        shared = [option_of(field.name, field.type, field.default) for field in (fields(kind) if kind else ())]
+        shared = fields(kind) if kind else ()
+        parameters = []
+        for name, parameter in signature(function).parameters.items():
+            if name == "options":
+                parameters += [option_of(field.name, field.type, field.default) for field in shared]
+            else:
+                parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
 
         @wraps(function)
         def run(debug: bool, **values: Any) -> None:
-            if kind is not None:
-                values["options"] = kind(**{parameter.name: values.pop(parameter.name) for parameter in shared})
             with refusals(debug), missing_modules(extra):
+                if kind is not None:
+                    values["options"] = kind(**{field.name: values.pop(field.name) for field in shared})
                 function(**values)
 
-        run = with_parameters(run, [*own, *shared, DEBUG])
+        run = with_parameters(run, [*parameters, DEBUG])
         app.command(cls=cls, epilog=f"Example: wedlm {example}", **settings)(run)
         return run
 
@@ -122,6 +125,7 @@ def with_parameters(function: Callable, parameters: list[Parameter]) -> Callable
 
 
 def option_of(name: str, annotation: Any, default: Any) -> Parameter:
+    default = Parameter.empty if default is MISSING else default  # as a dataclass says that there is none
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

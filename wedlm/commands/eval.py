@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def eval(
-    options: RepeatedDecodingOptions,
     model: Model = str(DEMO_FOLDER),
     tasks: Annotated[str, option("Tasks of lm-eval or of --include-path, separated by commas.")] = "",
     recipe: Annotated[
@@ -68,6 +67,8 @@ def eval(
     overwrite: OverwriteFile = False,
     dtype: Dtype = "auto",
     device: Device = None,
+    *,
+    options: RepeatedDecodingOptions,
 ) -> None:
     """Score MODEL on tasks of lm-eval, and show the score and the speed of each decoding.
 

@@ -27,12 +27,12 @@ from wedlm.checkpoints.resolve import (
     base_of,
     checkpoint_folder,
 )
-from wedlm.drafts.adapter_report import write_adapter_report
 from wedlm.drafts.adapter_training import LOG_FILE, train_adapter
 from wedlm.drafts.answers import Answerer
-from wedlm.drafts.measure import measure
+from wedlm.drafts.check import record_settings
+from wedlm.drafts.measure import measure, write_adapter_report
 from wedlm.drafts.prompt_split import Tasks
-from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings, record_settings, work_folder
+from wedlm.drafts.settings import FILES, AdaptSettings, work_folder
 from wedlm.generation.model_check import check_fits
 from wedlm.training.draft_lora import LAYERS
 
@@ -67,7 +67,7 @@ def check_model(model: PreTrainedModel) -> None:
     """Refuses a model that no draft adapter can be made for, before it answers for hours."""
     layers = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if not layers & set(LAYERS):
-        raise AdaptError(
+        raise ValueError(
             f"{type(model).__name__} has none of the linear layers {', '.join(LAYERS)}, which a draft adapter works "
             "on; give a model that has."
         )

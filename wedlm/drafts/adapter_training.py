@@ -1,6 +1,5 @@
 """Trains the adapter on the answers, for a given time or number of steps; a stopped run goes on."""
 
-import gc
 import json
 import shutil
 import time
@@ -11,6 +10,7 @@ from typing import ClassVar
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import release_memory
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
@@ -36,7 +36,7 @@ from wedlm.checkpoints.resolve import (
     with_verified_decoding,
 )
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.drafts.settings import FILES, AdaptError, AdaptSettings
+from wedlm.drafts.settings import FILES, AdaptSettings
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.data_options import DataOptions
 from wedlm.training.dataset import prepare_dataset
@@ -61,7 +61,7 @@ def train_adapter(settings: AdaptSettings, tokenizer: PreTrainedTokenizerBase, w
     try:
         datasets = read_answers(settings, tokenizer, work)
         steps = number_of_steps(settings, tokenizer, datasets, work)
-        free_memory()  # of the model whose steps were timed
+        release_memory()  # of the model whose steps were timed
         training = arguments(settings, work, steps)
         trainer = new_trainer(settings, tokenizer, datasets, training)
         trainer.add_callback(Bar())
@@ -69,7 +69,7 @@ def train_adapter(settings: AdaptSettings, tokenizer: PreTrainedTokenizerBase, w
         trainer.evaluate()
         trainer.save_model(last)
     except (ValueError, OSError, RuntimeError, SafetensorError) as error:
-        raise AdaptError(
+        raise ValueError(
             f"The training stopped ({one_line(error)}); when that is mended, the same command goes on from {work}."
         ) from error
     if state.is_main_process:
@@ -82,16 +82,9 @@ def train_adapter(settings: AdaptSettings, tokenizer: PreTrainedTokenizerBase, w
             fields = json.dumps(with_verified_decoding(own), indent=2)
             (new / GENERATION_FILE).write_text(fields + "\n", encoding="utf-8")
     state.wait_for_everyone()
-    del trainer
-    free_memory()
+    del trainer  # it and its model refer to each other, so only the garbage collector frees them
+    release_memory()
     return adapter
-
-
-def free_memory() -> None:
-    """A Trainer and its model refer to each other, so only the garbage collector frees them."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def read_answers(settings: AdaptSettings, tokenizer: PreTrainedTokenizerBase, work: Path) -> list[Dataset]:

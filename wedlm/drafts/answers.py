@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.drafts.prompt_split import Task, Tasks
-from wedlm.drafts.settings import AdaptError, AdaptSettings
+from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.timing import timed
 from wedlm.evaluation.work_file import WorkFile, read_results
 
@@ -90,7 +90,7 @@ class Answerer:
         if num_blank := len(texts) - len(pairs):
             print(f"{num_blank} of {len(texts)} answers are blank, and are left out of {file.name}.")
         if not pairs:
-            raise AdaptError(f"All {len(texts)} answers for {file.name} are blank; give other prompts.")
+            raise ValueError(f"All {len(texts)} answers for {file.name} are blank; give other prompts.")
         write_whole(file, "".join(json.dumps(self.record(*pair)) + "\n" for pair in pairs))
 
     def record(self, task: Task, text: str) -> dict:
@@ -105,7 +105,7 @@ class Answerer:
         """Returns the ids of all prompts; refuses one that leaves no room for an answer."""
         new, most = self.settings.max_new_tokens, self.model.config.max_position_embeddings
         if new >= most:
-            raise AdaptError(
+            raise ValueError(
                 f"--max-new-tokens {new} leaves no room for a prompt, since the model reads {most} tokens in all; "
                 "give a smaller number."
             )
@@ -114,9 +114,9 @@ class Answerer:
             try:
                 ids = encode(self.model, self.tokenizer, task.prompt)
             except Exception as error:  # MASK in a prompt; and a template refuses a chat by any exception
-                raise AdaptError(f"{task.where}: {' '.join(str(error).split())}") from error
+                raise ValueError(f"{task.where}: {' '.join(str(error).split())}") from error
             if len(ids) + new > most:
-                raise AdaptError(
+                raise ValueError(
                     f"{task.where}: the prompt has {len(ids)} tokens, which with --max-new-tokens {new} are more than "
                     f"the {most} that the model reads; shorten or remove it, or give a smaller number."
                 )
@@ -132,7 +132,7 @@ class Answerer:
             return None
         found = f"{num_long} of {len(lengths)} prompts have --max-length {self.settings.max_length} tokens or more"
         if num_long == len(lengths):
-            raise AdaptError(f"{found}, so there is nothing to train on; give a larger number than {max(lengths)}.")
+            raise ValueError(f"{found}, so there is nothing to train on; give a larger number than {max(lengths)}.")
         return f"{found}, and are not trained on; a larger number takes them in."
 
     def expected_minutes(self, to_answer: list[Task], to_measure: list[Task], num_processes: int) -> str:

@@ -5,7 +5,7 @@ from random import Random
 from typing import NamedTuple
 
 from wedlm.drafts.prompts import read_prompts
-from wedlm.drafts.settings import AdaptError, AdaptSettings
+from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.tuning import read_examples
 
 PROMPTS_PER_HELD_OUT = 4  # of a user's file: one in 4 is held out at most
@@ -34,7 +34,7 @@ def read_tasks(settings: AdaptSettings) -> Tasks:
     if settings.answers is not None:
         train, held_out = split(tasks_of(settings.answers, "--answers"), settings, f"--answers {settings.answers}")
         if any(task.answer is None for task in train + held_out):
-            raise AdaptError(
+            raise ValueError(
                 f"--answers {settings.answers} has prompts without answers; give them as --prompts, and the model "
                 "answers them."
             )
@@ -50,7 +50,7 @@ def read_tasks(settings: AdaptSettings) -> Tasks:
     also = [] if settings.measure_also is None else tasks_of(settings.measure_also, "--measure-also")
     trained = {key(task) for task in train}
     if both := [task for task in also if key(task) in trained]:
-        raise AdaptError(
+        raise ValueError(
             f"--measure-also {settings.measure_also}: the adapter is trained on {len(both)} of these {len(also)} "
             f"prompts, {both[0].where} for example; remove them there."
         )
@@ -75,7 +75,7 @@ def split(tasks: list[Task], settings: AdaptSettings, where: str) -> tuple[list[
     prompts = list(dict.fromkeys(map(key, tasks)))
     num_held_out = min(settings.num_held_out, len(prompts) // PROMPTS_PER_HELD_OUT)
     if num_held_out == 0:
-        raise AdaptError(
+        raise ValueError(
             f"{where} has {len(prompts)} different prompts, too few to hold some out for measuring; give at least "
             f"{PROMPTS_PER_HELD_OUT}, and better hundreds."
         )

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from wedlm import DraftLoraConfig
 from wedlm.checkpoints.prompt_ids import say_that_text_is_continued
-from wedlm.commands.prompts import read_prompt
+from wedlm.commands.shared_options import read_prompt
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 import pytest
 from command_line import SHORT, run
 
-from wedlm.commands.prompts import MOVED, model_and_prompts
-from wedlm.commands.shared_options import GenerationOptions, check_out_file
+from wedlm.commands.shared_options import MOVED, GenerationOptions, check_out_file, model_and_prompts
 
 
 @pytest.mark.parametrize(

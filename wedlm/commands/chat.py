@@ -8,8 +8,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.commands.answering import AnswerStreamer, answer, counts, load, seed
-from wedlm.commands.prompts import text_of_standard_input
-from wedlm.commands.shared_options import GenerationOptions
+from wedlm.commands.shared_options import GenerationOptions, text_of_standard_input
 from wedlm.generation.model_kind import decodings_of
 
 HELP = """\

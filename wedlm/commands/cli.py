@@ -16,10 +16,10 @@ import typer
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.commands.command import TrainCommand, app, command
 from wedlm.commands.eval import eval
-from wedlm.commands.prompts import MOVED, model_and_prompts
 from wedlm.commands.shared_options import (
     DEMO,
     MODEL_HELP,
+    MOVED,
     DecodingOptions,
     Device,
     Dtype,
@@ -29,6 +29,7 @@ from wedlm.commands.shared_options import (
     Source,
     check_call,
     check_out_file,
+    model_and_prompts,
     option,
 )
 from wedlm.commands.tune import tune
@@ -140,10 +141,6 @@ def trace(
 @command("info tencent/WeDLM-8B-Instruct")
 def info(model: Model = str(DEMO_FOLDER)) -> None:
     """Show the kind, size, memory and decodings of MODEL without loading its weights."""
-    from wedlm.checkpoints.resolve import checkpoint_folder, checkpoint_of, is_gguf
-
-    if not is_gguf(model):
-        checkpoint_folder(checkpoint_of(model), with_weights=False)
     from wedlm.commands.info import info
 
     info(model)

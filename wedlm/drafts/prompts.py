@@ -38,12 +38,8 @@ def most_prompts(held_out: bool) -> int:
 def read_prompts(num_prompts: int, seed: int = 0, held_out: bool = False) -> list[Prompt]:
     """Different prompts of alternating kinds. No held-out prompt is a training prompt in other words.
 
-    Args:
-        num_prompts (`int`): Number of prompts.
-        seed (`int`, *optional*, defaults to 0):
-            Each seed gives another order, and a longer list begins with the shorter one. 0 gives the order of the
-            file, in which SmolLM2's adapter in `hub_card/` was trained.
-        held_out (`bool`, *optional*, defaults to `False`): Whether to give held-out prompts, not training prompts.
+    Each seed gives another order, and a longer list begins with the shorter one. 0 gives the order of the file, in
+    which SmolLM2's adapter in `hub_card/` was trained.
     """
     most = most_prompts(held_out)
     if not 0 <= num_prompts <= most:

@@ -1,12 +1,12 @@
 """Runs lm-eval on loaded tasks, once for each decoding, and puts the speed beside the scores."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import lm_eval
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from wedlm.checkpoints.errors import one_line
 from wedlm.evaluation.lm import COUNTS, DecodingLM
 from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.tasks import GENERATES, Tasks, quiet_lm_eval
@@ -38,17 +38,25 @@ def evaluate(
         set_seed(settings.seed)
         with quiet_lm_eval():
             lm = DecodingLM(model, tokenizer, settings.batch_size, arguments, work, settings.seed, label)
-        with quiet_lm_eval() as collected, errors_of_tasks(tasks):
-            measured = lm_eval.evaluate(
-                lm,
-                tasks.loaded,
-                limit=settings.limit,
-                apply_chat_template=settings.apply_chat_template,
-                system_instruction=settings.system_instruction,
-                fewshot_as_multiturn=settings.apply_chat_template,
-                confirm_run_unsafe_code=settings.run_code,
-                log_samples=False,
-            )
+        try:
+            with quiet_lm_eval() as collected:
+                measured = lm_eval.evaluate(
+                    lm,
+                    tasks.loaded,
+                    limit=settings.limit,
+                    apply_chat_template=settings.apply_chat_template,
+                    system_instruction=settings.system_instruction,
+                    fewshot_as_multiturn=settings.apply_chat_template,
+                    confirm_run_unsafe_code=settings.run_code,
+                    log_samples=False,
+                )
+        except (ValueError, OSError, RuntimeError, MemoryError):  # from generate(), a file or the device
+            raise
+        except Exception as error:  # of any kind, from a task's own code
+            raise ValueError(
+                f"Evaluating the tasks {', '.join(tasks.all)} failed ({type(error).__name__}: {one_line(error)}); "
+                "correct the task that raised this, or leave it out. --debug shows where it was raised."
+            ) from error
         warnings |= collected
         of_decoding = [result_of(name, measured, tasks, label, arguments, lm.counts) for name in measured["results"]]
         results += [result for result in of_decoding if number == 0 or result["decoding"] != LIKELIHOOD]
@@ -68,21 +76,6 @@ def configure(tasks: Tasks, settings: EvalSettings) -> None:
         elif settings.num_fewshot is not None and default != 0:
             task.set_config("num_fewshot", settings.num_fewshot)
         task.set_fewshot_seed(settings.seed)
-
-
-@contextmanager
-def errors_of_tasks(tasks: Tasks) -> Iterator[None]:
-    """Turns the exceptions of a task's own code, which may be of any kind, into a sentence."""
-    try:
-        yield
-    except (ValueError, OSError, RuntimeError, MemoryError):  # from generate(), a file or the device
-        raise
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise ValueError(
-            f"Evaluating the tasks {', '.join(tasks.all)} failed ({type(error).__name__}: {said}); correct the task "
-            "that raised this, or leave it out. --debug shows where it was raised."
-        ) from error
 
 
 # --- Results: scores, with the speed they were reached at ---

@@ -17,6 +17,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 from transformers import set_seed
 
+from wedlm.checkpoints.errors import one_line
 from wedlm.evaluation.code_eval import CodeExecution, modules_missing_in_sandbox, our_code_eval_first
 from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.sandbox import run_python
@@ -125,15 +126,13 @@ def check_yaml(folder: Path) -> None:
         try:
             yaml.compose(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"{path} cannot be read as YAML ({said}); correct or remove it.") from error
+            raise ValueError(f"{path} cannot be read as YAML ({one_line(error)}); correct or remove it.") from error
 
 
 def not_built(name: str, error: Exception) -> ValueError:
-    said = " ".join(str(error).split()) or type(error).__name__
     return ValueError(
-        f"The task {name} cannot be built ({type(error).__name__}: {said}); correct it, connect to the network if its "
-        "data is not on this machine, or leave it out."
+        f"The task {name} cannot be built ({type(error).__name__}: {one_line(error)}); correct it, connect to the "
+        "network if its data is not on this machine, or leave it out."
     )
 
 

@@ -135,7 +135,10 @@ def test_without_answers_agreement_is_measured(place):
     [
         (["mine", "--data", "mine/model.safetensors"], "--data mine/model.safetensors cannot be read"),
         (["mine", "--data", "data.jsonl", "--measure", "taste"], "--measure taste is unknown; choose one of exact"),
-        (["mine", "--data", "words.jsonl", "--measure", "last-number"], "the answer in line 1 holds no number"),
+        (
+            ["mine", "--data", "words.jsonl", "--measure", "last-number"],
+            "the answer in words.jsonl, line 1 holds no number",
+        ),
         (["mine", "--data", "data.jsonl", "--out", "mine/../data.jsonl", "--overwrite"], "is the file of --data"),
         (["mine", "--data", "masked.jsonl"], "masked.jsonl, line 2: The prompt holds <|mask|>"),
         (["broken", "--data", "data.jsonl"], "generation_config.json cannot be read as JSON (Expecting"),

@@ -22,8 +22,9 @@ from wedlm.checkpoints.resolve import ADAPTER_WEIGHTS
 from wedlm.drafts import adapt as stages
 from wedlm.drafts import adapter_training
 from wedlm.drafts.answers import Answerer
-from wedlm.drafts.prompt_split import Task, Tasks
+from wedlm.drafts.prompt_split import Examples
 from wedlm.drafts.settings import AdaptSettings
+from wedlm.evaluation.tuning import Example
 from wedlm.evaluation.work_file import WorkFile
 from wedlm.generation.model_kind import mask_token_of
 
@@ -270,13 +271,13 @@ def test_prompts_that_are_too_long_are_refused_before_anything_is_written(place,
 
 def test_prompts_are_measured_against_the_lengths_of_the_run(place):
     model, tokenizer = load_checkpoint(place / "stock", or_stock=True)
-    short, long = (Task("kind", "cat", where="line 1"), Task("kind", "cat " * 30, where="line 2"))
+    short, long = (Example("kind", "cat", where="line 1"), Example("kind", "cat " * 30, where="line 2"))
     answerer = Answerer(model, tokenizer, AdaptSettings("model", max_new_tokens=8, max_length=20))
-    note = answerer.check(Tasks([short, long, short], [short], []))
+    note = answerer.check(Examples([short, long, short], [short], []))
     assert note.startswith("1 of 3 prompts have --max-length 20 tokens or more, and are not trained on")
-    assert answerer.check(Tasks([short], [long], [long])) is None
+    assert answerer.check(Examples([short], [long], [long])) is None
     with pytest.raises(ValueError, match="^2 of 2 prompts .*, so there is nothing to train on; give a larger number"):
-        answerer.check(Tasks([long, long], [], []))
+        answerer.check(Examples([long, long], [], []))
     (ids,) = answerer.encode([long])
     most = model.config.max_position_embeddings - len(ids)
     answerer.settings = AdaptSettings("model", max_new_tokens=most)
@@ -290,13 +291,13 @@ def test_blank_answers_are_left_out(place, tmp_path, monkeypatch):
     texts = iter(["", " \n", "right"])
     monkeypatch.setattr(Answerer, "generate", lambda self, prompts, *given: [next(texts) for _ in prompts])
     answerer = Answerer(*load_checkpoint(place / "stock", or_stock=True), AdaptSettings("model"))
-    tasks = [Task("kind", f"prompt {number}") for number in range(3)]
-    answerer.answer_all(tasks, tmp_path / "train.jsonl")
+    examples = [Example("kind", f"prompt {number}") for number in range(3)]
+    answerer.answer_all(examples, tmp_path / "train.jsonl")
     (record,) = records(tmp_path / "train.jsonl")
     assert record["messages"][0]["content"] == "prompt 2" and list(tmp_path.iterdir()) == [tmp_path / "train.jsonl"]
     monkeypatch.setattr(Answerer, "generate", lambda self, prompts, *given: [" " for _ in prompts])
     with pytest.raises(ValueError, match="All 3 answers for held_out.jsonl are blank; give other prompts"):
-        answerer.answer_all(tasks, tmp_path / "held_out.jsonl")
+        answerer.answer_all(examples, tmp_path / "held_out.jsonl")
 
 
 @pytest.mark.full

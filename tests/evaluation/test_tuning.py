@@ -36,13 +36,16 @@ def test_examples_of_every_form(tmp_path):
     ]
     path.write_text("\n\n".join(map(json.dumps, records)) + "\n")
     assert read_examples(path) == [
-        Example("What is it?", "It is 4.", 1),
-        Example([USER], "It is 4.", 3),
-        Example([USER], "It is 4.", 5),
-        Example([USER, RIGHT, USER], "It is 4.", 7),
+        Example("data", "What is it?", "It is 4.", f"{path}, line 1"),
+        Example("data", [USER], "It is 4.", f"{path}, line 3"),
+        Example("data", [USER], "It is 4.", f"{path}, line 5"),
+        Example("data", [USER, RIGHT, USER], "It is 4.", f"{path}, line 7"),
     ]
     path.write_text("\ufeff" + json.dumps({"messages": [USER]}) + '\r\n{"prompt": "a\u2028b"}')
-    assert read_examples(path) == [Example([USER], None, 1), Example("a\u2028b", None, 2)]
+    assert read_examples(path) == [
+        Example("data", [USER], None, f"{path}, line 1"),
+        Example("data", "a\u2028b", None, f"{path}, line 2"),
+    ]
 
 
 @pytest.mark.parametrize(

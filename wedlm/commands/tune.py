@@ -15,7 +15,6 @@ from wedlm.commands.shared_options import Device, Dtype, OutFile, OverwriteFile,
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from wedlm.evaluation.sweep import Question
     from wedlm.evaluation.tuning import Example
 
 QUERY_COST = ("query_cost",)  # among the results of a work file
@@ -34,7 +33,7 @@ def tune(
             show_default="exact, or agreement if the data have no answers",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.")] = 256,
+    max_new_tokens: Annotated[int, option("The largest number of tokens of an answer.", min=1)] = 256,
     out: OutFile = None,
     overwrite: OverwriteFile = False,
     dry_run: Annotated[bool, option("Do not change generation_config.json.", "--dry-run")] = False,
@@ -69,7 +68,7 @@ def tune(
     from wedlm.checkpoints.load import load_checkpoint
 
     checkpoint = load_checkpoint(model, dtype, device, only_decodes=True, or_stock=is_gguf(model))
-    chosen = choose(*checkpoint, model, data, examples, measure, loss, max_new_tokens, out)
+    chosen = choose(*checkpoint, model, examples, measure, loss, max_new_tokens, out)
     if chosen is None:
         return
     if is_gguf(model):
@@ -92,7 +91,6 @@ def choose(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     folder: Path,
-    data: Path,
     examples: "list[Example]",
     measure: str,
     loss: float,
@@ -108,14 +106,17 @@ def choose(
     from wedlm.checkpoints.resolve import GENERATION_FILE
     from wedlm.evaluation.decodings import with_defaults
     from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
-    from wedlm.evaluation.sweep import front, summaries, sweep
+    from wedlm.evaluation.sweep import Question, front, summaries, sweep
     from wedlm.evaluation.timing import measured_query_cost
-    from wedlm.evaluation.tuning import decide, most_lost, settings_to_try, with_agreement
+    from wedlm.evaluation.tuning import decide, encoded, most_lost, quality_by, settings_to_try, with_agreement
     from wedlm.evaluation.work_file import WorkFile, resumable
     from wedlm.generation.model_kind import decodings_of
 
     logging.set_verbosity_error()
-    questions = questions_of(examples, measure, model, tokenizer, data, max_new_tokens)
+    questions = [
+        Question(ids, quality_by(measure, example.answer))
+        for example, ids in zip(examples, encoded(examples, model, tokenizer, max_new_tokens), strict=True)
+    ]
     identity = {**checkpoint_identity(model, folder), "measure": measure, "max_new_tokens": max_new_tokens}
     about = {**identity, **conditions(model.device), "answers": [example.answer for example in examples]}
     work = WorkFile(out.with_name(f"{out.name}.work"), about)
@@ -151,35 +152,6 @@ def choose(
     print(f"Taken: {chosen}, {reason}", file=sys.stderr)
     print(f"One more query costs {100 * query_cost:.1f} % of a forward with one.", file=sys.stderr)
     return decodings[chosen] | {"query_cost": query_cost}
-
-
-def questions_of(
-    examples: "list[Example]",
-    measure: str,
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    data: Path,
-    max_new_tokens: int,
-) -> "list[Question]":
-    """The examples with their ids and the quality of an answer; refuses a --max-new-tokens that leaves no room."""
-    from wedlm.checkpoints.prompt_ids import encode
-    from wedlm.evaluation.sweep import Question
-    from wedlm.evaluation.tuning import quality_by
-
-    questions = []
-    for example in examples:
-        try:
-            ids = encode(model, tokenizer, example.prompt)
-        except Exception as error:  # a prompt that is too long or has MASK in it, or a chat that the template refuses
-            raise ValueError(f"{data}, line {example.line}: {' '.join(str(error).split())}") from error
-        questions.append(Question(ids, quality_by(measure, example.answer)))
-    most = model.config.max_position_embeddings - max(len(question.ids) for question in questions)
-    if not 1 <= max_new_tokens <= most:
-        raise ValueError(
-            f"--max-new-tokens {max_new_tokens} is not from 1 to {most}, the room behind the longest prompt; "
-            "give a number in between."
-        )
-    return questions
 
 
 def print_front(results: dict[str, dict], front: list[str], chosen: str | None) -> None:

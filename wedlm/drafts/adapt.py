@@ -31,7 +31,7 @@ from wedlm.drafts.adapter_training import LOG_FILE, train_adapter
 from wedlm.drafts.answers import Answerer
 from wedlm.drafts.check import record_settings
 from wedlm.drafts.measure import measure, write_adapter_report
-from wedlm.drafts.prompt_split import Tasks
+from wedlm.drafts.prompt_split import Examples
 from wedlm.drafts.settings import FILES, AdaptSettings, work_folder
 from wedlm.generation.model_check import check_fits
 from wedlm.training.draft_lora import LAYERS
@@ -42,7 +42,7 @@ ON_A_CPU = (
 )
 
 
-def adapt(settings: AdaptSettings, tasks: Tasks, out: Path, overwrite: bool = False) -> None:
+def adapt(settings: AdaptSettings, examples: Examples, out: Path, overwrite: bool = False) -> None:
     """Makes a draft adapter, and prints its table."""
     on_cpu = not torch.cuda.is_available() if settings.device is None else settings.device == "cpu"
     # Processes wait for each other behind the answers, which take hours.
@@ -52,7 +52,7 @@ def adapt(settings: AdaptSettings, tasks: Tasks, out: Path, overwrite: bool = Fa
         state.print(ON_A_CPU, flush=True)
     work = work_folder(out)
     try:
-        answer(settings, tasks, work, state)
+        answer(settings, examples, work, state)
         tokenizer = AutoTokenizer.from_pretrained(settings.model, trust_remote_code=False)
         adapter = train_adapter(settings, tokenizer, work)
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def adapt(settings: AdaptSettings, tasks: Tasks, out: Path, overwrite: bool = Fa
         raise
     if state.is_main_process:
         print("The prompts that were held out are answered token by token and verified.", flush=True)
-        finish(settings, measure(settings, tasks, adapter, work), adapter, out, overwrite)
+        finish(settings, measure(settings, examples, adapter, work), adapter, out, overwrite)
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -74,7 +74,7 @@ def check_model(model: PreTrainedModel) -> None:
     check_fits(model)
 
 
-def answer(settings: AdaptSettings, tasks: Tasks, work: Path, state: PartialState) -> None:
+def answer(settings: AdaptSettings, examples: Examples, work: Path, state: PartialState) -> None:
     """Lets the model answer the prompts that have no answer yet, and says first how long everything may take."""
     files = [file for name in FILES if not (file := work / f"{name}.jsonl").exists()]
     if not files:
@@ -84,14 +84,14 @@ def answer(settings: AdaptSettings, tasks: Tasks, work: Path, state: PartialStat
     check_model(model)
     state.print("The model is loaded, and a few tokens are timed.", flush=True)
     answerer = Answerer(model, tokenizer, settings)
-    note = answerer.check(tasks)
+    note = answerer.check(examples)
     if state.is_main_process:
         record_settings(settings, work)
-        to_answer = [task for file in files for task in getattr(tasks, file.stem) if task.answer is None]
-        minutes = answerer.expected_minutes(to_answer, [*tasks.held_out, *tasks.also], state.num_processes)
+        to_answer = [example for file in files for example in getattr(examples, file.stem) if example.answer is None]
+        minutes = answerer.expected_minutes(to_answer, [*examples.held_out, *examples.also], state.num_processes)
         print(*filter(None, (note, minutes)), sep="\n", flush=True)
     for file in files:
-        answerer.answer_all(getattr(tasks, file.stem), file)
+        answerer.answer_all(getattr(examples, file.stem), file)
 
 
 def finish(settings: AdaptSettings, results: dict[str, Any], adapter: Path, out: Path, overwrite: bool) -> None:

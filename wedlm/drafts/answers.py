@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from wedlm.checkpoints.prompt_ids import encode
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.drafts.prompt_split import Task, Tasks
+from wedlm.drafts.prompt_split import Examples
 from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.timing import timed
+from wedlm.evaluation.tuning import Example, encoded
 from wedlm.evaluation.work_file import WorkFile, read_results
 
 PROBED_TOKENS = 16
@@ -31,13 +31,13 @@ class Answerer:
     tokenizer: PreTrainedTokenizerBase
     settings: AdaptSettings
 
-    def answer_all(self, tasks: list[Task], file: Path) -> None:
-        """Writes a record for training for each task to a file of JSON Lines, in the order of the tasks.
+    def answer_all(self, examples: list[Example], file: Path) -> None:
+        """Writes a record for training for each example to a file of JSON Lines, in the order of the examples.
 
         Several processes share the batches. Each keeps its answers in a work file of its own until all are there.
         """
         state, size = PartialState(), self.settings.batch_size
-        prompts = list(zip(tasks, self.encode(tasks), strict=True))
+        prompts = list(zip(examples, self.encode(examples), strict=True))
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         folder = file.with_name(f"{file.stem}.answers")
         earlier = all_results(folder)
@@ -46,23 +46,23 @@ class Answerer:
         missing = [number for number in range(len(batches)) if (number,) not in earlier]
         num_done = sum(len(batch) for number, batch in enumerate(batches) if number not in missing)
         is_quiet = not state.is_main_process
-        with tqdm(total=len(tasks), initial=num_done, unit=" answers", desc=file.stem, disable=is_quiet) as bar:
+        with tqdm(total=len(examples), initial=num_done, unit=" answers", desc=file.stem, disable=is_quiet) as bar:
             for number in missing[state.process_index :: state.num_processes]:
                 work.add((number,), self.answers(batches[number], number))
-                bar.update(min(len(batches[number]) * state.num_processes, len(tasks) - bar.n))
+                bar.update(min(len(batches[number]) * state.num_processes, len(examples) - bar.n))
         state.wait_for_everyone()
         if state.is_main_process:
             results = all_results(folder)
             texts = [text for number in range(len(batches)) for text in results[(number,)]]
-            self.write_records(tasks, texts, file)
+            self.write_records(examples, texts, file)
             shutil.rmtree(folder)
         state.wait_for_everyone()
 
-    def answers(self, batch: list[tuple[Task, list[int]]], number: int) -> list[str]:
+    def answers(self, batch: list[tuple[Example, list[int]]], number: int) -> list[str]:
         """Answers a batch of prompts. What is drawn depends on the number of the batch alone."""
-        prompts = [ids for task, ids in batch if task.answer is None]
+        prompts = [ids for example, ids in batch if example.answer is None]
         texts = iter(self.generate(prompts, number, self.settings.max_new_tokens) if prompts else [])
-        return [next(texts) if task.answer is None else task.answer for task, _ in batch]
+        return [next(texts) if example.answer is None else example.answer for example, _ in batch]
 
     def generate(self, prompts: list[list[int]], number: int, max_new_tokens: int) -> list[str]:
         rows = [torch.tensor(ids) for ids in prompts]
@@ -84,49 +84,30 @@ class Answerer:
             )
         return self.tokenizer.batch_decode(sequences[:, input_ids.shape[1] :], skip_special_tokens=True)
 
-    def write_records(self, tasks: list[Task], texts: list[str], file: Path) -> None:
-        """Writes the tasks with their answers as training data; a blank answer teaches nothing, and is left out."""
-        pairs = [(task, text) for task, text in zip(tasks, texts, strict=True) if text.strip()]
+    def write_records(self, examples: list[Example], texts: list[str], file: Path) -> None:
+        """Writes the examples with their answers as training data; a blank answer teaches nothing, and is left out."""
+        pairs = [(example, text) for example, text in zip(examples, texts, strict=True) if text.strip()]
         if num_blank := len(texts) - len(pairs):
             print(f"{num_blank} of {len(texts)} answers are blank, and are left out of {file.name}.")
         if not pairs:
             raise ValueError(f"All {len(texts)} answers for {file.name} are blank; give other prompts.")
         write_whole(file, "".join(json.dumps(self.record(*pair)) + "\n" for pair in pairs))
 
-    def record(self, task: Task, text: str) -> dict:
-        """Returns a task with its answer as a record of training data."""
-        if isinstance(task.prompt, str) and self.tokenizer.chat_template is None:
-            return {"kind": task.kind, "prompt": task.prompt, "completion": text}
-        return {"kind": task.kind, "messages": [*task.messages(), {"role": "assistant", "content": text}]}
+    def record(self, example: Example, text: str) -> dict:
+        """Returns an example with its answer as a record of training data."""
+        if isinstance(example.prompt, str) and self.tokenizer.chat_template is None:
+            return {"kind": example.kind, "prompt": example.prompt, "completion": text}
+        return {"kind": example.kind, "messages": [*example.messages(), {"role": "assistant", "content": text}]}
 
     # --- Before a run ---
 
-    def encode(self, tasks: list[Task]) -> list[list[int]]:
-        """Returns the ids of all prompts; refuses one that leaves no room for an answer."""
-        new, most = self.settings.max_new_tokens, self.model.config.max_position_embeddings
-        if new >= most:
-            raise ValueError(
-                f"--max-new-tokens {new} leaves no room for a prompt, since the model reads {most} tokens in all; "
-                "give a smaller number."
-            )
-        all_ids = []
-        for task in tasks:
-            try:
-                ids = encode(self.model, self.tokenizer, task.prompt)
-            except Exception as error:  # MASK in a prompt; and a template refuses a chat by any exception
-                raise ValueError(f"{task.where}: {' '.join(str(error).split())}") from error
-            if len(ids) + new > most:
-                raise ValueError(
-                    f"{task.where}: the prompt has {len(ids)} tokens, which with --max-new-tokens {new} are more than "
-                    f"the {most} that the model reads; shorten or remove it, or give a smaller number."
-                )
-            all_ids.append(ids)
-        return all_ids
+    def encode(self, examples: list[Example]) -> list[list[int]]:
+        return encoded(examples, self.model, self.tokenizer, self.settings.max_new_tokens)
 
-    def check(self, tasks: Tasks) -> str | None:
+    def check(self, examples: Examples) -> str | None:
         """Refuses prompts that cannot be answered; returns a sentence if some are too long to be trained on."""
-        self.encode([*tasks.held_out, *tasks.also])
-        lengths = [len(ids) for ids in self.encode(tasks.train)]
+        self.encode([*examples.held_out, *examples.also])
+        lengths = [len(ids) for ids in self.encode(examples.train)]
         num_long = sum(length >= self.settings.max_length for length in lengths)
         if num_long == 0:
             return None
@@ -135,7 +116,7 @@ class Answerer:
             raise ValueError(f"{found}, so there is nothing to train on; give a larger number than {max(lengths)}.")
         return f"{found}, and are not trained on; a larger number takes them in."
 
-    def expected_minutes(self, to_answer: list[Task], to_measure: list[Task], num_processes: int) -> str:
+    def expected_minutes(self, to_answer: list[Example], to_measure: list[Example], num_processes: int) -> str:
         """Says how long a run takes at most, by the time of a few tokens."""
         settings = self.settings
         of_answers = ceil(self.minutes(to_answer, settings.batch_size) / num_processes)
@@ -146,11 +127,11 @@ class Answerer:
             f"measurement on {len(to_measure):,} prompts at most {of_measurement:,} min."
         )
 
-    def minutes(self, tasks: list[Task], batch_size: int) -> float:
-        """The time in which this process would answer all the tasks."""
-        if not tasks:
+    def minutes(self, examples: list[Example], batch_size: int) -> float:
+        """The time in which this process would answer all the examples."""
+        if not examples:
             return 0.0
-        prompts = self.encode(tasks[:batch_size])
+        prompts = self.encode(examples[:batch_size])
 
         def seconds(num_tokens: int) -> float:
             return timed(lambda: self.generate(prompts, 0, num_tokens), self.model.device)[1]
@@ -159,7 +140,7 @@ class Answerer:
         first, some = seconds(2), seconds(2 + PROBED_TOKENS)
         of_token = max(0.0, some - first) / PROBED_TOKENS  # on a busy machine the longer text may take less time
         of_batch = first + of_token * (self.settings.max_new_tokens - 2)
-        return of_batch * ceil(len(tasks) / batch_size) / 60
+        return of_batch * ceil(len(examples) / batch_size) / 60
 
 
 def all_results(folder: Path) -> dict[tuple, list[str]]:

@@ -19,14 +19,14 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import read_json, shard_names
 from wedlm.checkpoints.whole_file import write_whole
-from wedlm.drafts.prompt_split import Tasks, read_tasks
+from wedlm.drafts.prompt_split import Examples, examples_of
 from wedlm.drafts.settings import AdaptSettings, option, work_folder
 
 SETTINGS_FILE = "settings.json"
 FREE = ("model", "measure_also", "device")  # settings that a continued run may change; `weights` stands for the model
 
 
-def check_adapt(settings: AdaptSettings, out: Path, overwrite: bool) -> Tasks:
+def check_adapt(settings: AdaptSettings, out: Path, overwrite: bool) -> Examples:
     """Refuses a model, files, or an OUT that no adapter can be made with; returns the prompts."""
     check_out(out, overwrite)
     if draft_adapter(settings.model) is not None:
@@ -40,23 +40,24 @@ def check_adapt(settings: AdaptSettings, out: Path, overwrite: bool) -> Tasks:
     if Path(settings.model).is_dir():
         check_weights(settings.model, folder)
     check_apart(out, folder)
-    tasks = read_tasks(settings)
+    examples = examples_of(settings)
     if (start := settings.start_from) is not None:
         if not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
             raise ValueError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
         if (rank := read_json(start / ADAPTER_FILE).get("r")) != settings.rank:
             raise ValueError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")
     check_settings(settings, work_folder(out))
-    return tasks
+    return examples
 
 
-def what_is_done(settings: AdaptSettings, tasks: Tasks) -> str:
+def what_is_done(settings: AdaptSettings, examples: Examples) -> str:
     """The first line of the command, before the minutes in which torch is imported and the model is loaded."""
     how_long = f"for {settings.minutes:g} minutes" if settings.steps is None else f"in {settings.steps:,} steps"
+    num_to_answer = sum(example.answer is None for example in examples.train + examples.held_out)
     return (
-        f"{settings.model} answers {sum(task.answer is None for task in tasks.train + tasks.held_out):,} prompts, an "
-        f"adapter is trained on the answers {how_long}, and {len(tasks.held_out) + len(tasks.also):,} prompts are "
-        "measured; how long this takes is said when the model is loaded. After a stop the same command goes on."
+        f"{settings.model} answers {num_to_answer:,} prompts, an adapter is trained on the answers {how_long}, and "
+        f"{len(examples.held_out) + len(examples.also):,} prompts are measured; how long this takes is said when the "
+        "model is loaded. After a stop the same command goes on."
     )
 
 

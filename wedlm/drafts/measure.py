@@ -13,13 +13,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from wedlm.checkpoints.load import load_checkpoint
-from wedlm.drafts.answers import Answerer
 from wedlm.drafts.check import record_of
-from wedlm.drafts.prompt_split import Task, Tasks
+from wedlm.drafts.prompt_split import Examples
 from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.decodings import BASELINE, with_defaults
 from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_report
 from wedlm.evaluation.sweep import Answer, Question, summary, sweep
+from wedlm.evaluation.tuning import Example, encoded
 from wedlm.evaluation.work_file import WorkFile, resumable
 from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled, table_of
 from wedlm.hub_card.markdown import escaped
@@ -51,7 +51,7 @@ the adapter goes alone.
 """
 
 
-def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) -> dict[str, Any]:
+def measure(settings: AdaptSettings, examples: Examples, adapter: Path, work: Path) -> dict[str, Any]:
     """Answers the held-out prompts, and those of --measure-also; returns the numbers by group and kind."""
     model, tokenizer = load_checkpoint(adapter, "auto", settings.device, only_decodes=True, or_stock=True)
     decodings = {
@@ -59,13 +59,13 @@ def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) ->
         VERIFIED: with_defaults({"decoding": VERIFIED, "acceptance_ratio": 1.0}, model),
     }
     decodings[FULL_WINDOWS] = decodings[VERIFIED] | {"query_cost": 0.0}
-    measured, most = [*tasks.held_out, *tasks.also], settings.max_new_tokens
-    questions = [Question(ids, lambda text: 0.0) for ids in Answerer(model, tokenizer, settings).encode(measured)]
+    measured, most = [*examples.held_out, *examples.also], settings.max_new_tokens
+    questions = [Question(ids, lambda text: 0.0) for ids in encoded(measured, model, tokenizer, most)]
     identity = checkpoint_identity(model, adapter)
     work_file = WorkFile(work / "measurement", {**identity, **conditions(model.device), "max_new_tokens": most})
     with resumable(work_file):
         answers = sweep(model, tokenizer, questions, decodings, most, work_file)
-    num_held_out = len(tasks.held_out)
+    num_held_out = len(examples.held_out)
     held_out, also = (
         {name: made[part] for name, made in answers.items()}
         for part in (slice(num_held_out), slice(num_held_out, None))
@@ -74,15 +74,15 @@ def measure(settings: AdaptSettings, tasks: Tasks, adapter: Path, work: Path) ->
         **identity,
         "device": str(model.device),
         "arguments": decodings[VERIFIED],
-        "held_out": by_kind(tasks.held_out, held_out),
-        "also": by_kind(tasks.also, also),
+        "held_out": by_kind(examples.held_out, held_out),
+        "also": by_kind(examples.also, also),
     }
 
 
-def by_kind(tasks: list[Task], answers: dict[str, list[Answer]]) -> dict[str, dict]:
+def by_kind(examples: list[Example], answers: dict[str, list[Answer]]) -> dict[str, dict]:
     """The numbers of all prompts together, and of each kind if there are several; nothing if there are no prompts."""
-    kinds = [task.kind for task in tasks]
-    rows = {ALL: range(len(tasks))} if tasks else {}
+    kinds = [example.kind for example in examples]
+    rows = {ALL: range(len(examples))} if examples else {}
     if len(set(kinds)) > 1:
         rows |= {kind: [i for i, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)}
     return {

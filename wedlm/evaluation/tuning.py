@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,15 +14,22 @@ from wedlm.evaluation.decodings import BASELINE, combinations, is_exact
 from wedlm.evaluation.sweep import Answer, paired_bounds
 from wedlm.generation.parameters import DECODINGS
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 CONFIDENCE = 0.95  # of all settings together
 
 
 class Example(NamedTuple):
-    """A question of the user's file."""
+    """A prompt, and an answer where there is one."""
 
+    kind: str  # such as the name of the file
     prompt: str | list[dict]  # a text, or the messages of a chat
-    answer: str | None
-    line: int
+    answer: str | None = None
+    where: str = ""  # for error messages
+
+    def messages(self) -> list[dict]:
+        return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
 
 
 def read_examples(path: Path, option: str = "--data") -> list[Example]:
@@ -70,7 +77,7 @@ def read_example(line: str, number: int, path: Path) -> Example:
             f'{where}: neither {{"prompt": a text or messages, "answer": a text}} nor {{"messages": [...]}}; write it '
             "as one of them."
         )
-    return Example(prompt, answer, number)
+    return Example(path.stem, prompt, answer, where)
 
 
 def is_chat(value: Any) -> bool:
@@ -80,6 +87,33 @@ def is_chat(value: Any) -> bool:
 
 def is_message(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+
+
+def encoded(
+    examples: list[Example], model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", max_new_tokens: int
+) -> list[list[int]]:
+    """The ids of all prompts; refuses one that leaves no room for an answer."""
+    from wedlm.checkpoints.prompt_ids import encode
+    from wedlm.generation.model_kind import max_positions_of
+
+    if max_new_tokens >= (most := max_positions_of(model)):
+        raise ValueError(
+            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt, since the model reads {most} tokens in "
+            "all; give a smaller number."
+        )
+    all_ids = []
+    for example in examples:
+        try:
+            ids = encode(model, tokenizer, example.prompt)
+        except Exception as error:  # MASK in a prompt; and a template refuses a chat by any exception
+            raise ValueError(f"{example.where}: {' '.join(str(error).split())}") from error
+        if len(ids) + max_new_tokens > most:
+            raise ValueError(
+                f"{example.where}: the prompt has {len(ids)} tokens, which with --max-new-tokens {max_new_tokens} are "
+                f"more than the {most} that the model reads; shorten or remove it, or give a smaller number."
+            )
+        all_ids.append(ids)
+    return all_ids
 
 
 # --- Measures: whether a text is right ---
@@ -141,7 +175,7 @@ def measure_of(name: str | None, examples: list[Example]) -> str:
         for example in examples:
             if last_number(example.answer) is None:
                 raise ValueError(
-                    f"--measure last-number: the answer in line {example.line} holds no number; correct the line."
+                    f"--measure last-number: the answer in {example.where} holds no number; correct the line."
                 )
     return name
 

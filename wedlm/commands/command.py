@@ -105,7 +105,7 @@ def command(example: str, extra: str | None = None, cls: type[Command] = Command
 
         @wraps(function)
         def run(debug: bool, **values: Any) -> None:
-            with refusals(debug), missing_modules(extra):
+            with refusals(debug, extra):
                 if kind is not None:
                     values["options"] = kind(**{field.name: values.pop(field.name) for field in shared})
                 function(**values)
@@ -133,41 +133,33 @@ DEBUG = option_of("debug", Annotated[bool, typer.Option("--debug", help="Show th
 
 
 @contextmanager
-def refusals(debug: bool) -> Iterator[None]:
+def refusals(debug: bool, extra: str | None) -> Iterator[None]:
     """Turns bad input into one sentence and exit code 2; with `debug` the traceback is shown."""
     try:
         yield
         sys.stdout.flush()  # a closed pipe is noticed here, and not when the process ends
     except BrokenPipeError:
         raise
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        if debug or isinstance(error, RuntimeError) and "memory" not in str(error):
+    except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
+        is_ours = isinstance(error, RuntimeError) and "memory" not in str(error)
+        if debug or is_ours or isinstance(error, ImportError) and extra is None:
             raise
-        typer.echo(sentence_of(error), err=True)
+        typer.echo(sentence_of(error, extra), err=True)
         raise typer.Exit(2) from None
 
 
-def sentence_of(error: Exception) -> str:
+def sentence_of(error: Exception, extra: str | None) -> str:
     said = " ".join(str(error).split())
+    if isinstance(error, ImportError):
+        return (
+            f"A package is missing ({said}); install wedlm with its extra {extra!r}, in a clone of it by "
+            f'pip install -e ".[{extra}]".'
+        )
     if isinstance(error, RuntimeError | MemoryError):
         return f"There is not enough memory ({said}); ask for fewer tokens, or choose another --dtype or --device."
     if isinstance(error, OSError):
         return f"A file cannot be read or written ({said}); allow it, or choose another place."
     return said
-
-
-@contextmanager
-def missing_modules(extra: str | None) -> Iterator[None]:
-    """Says which of the package's extras brings a module that is missing."""
-    try:
-        yield
-    except ImportError as error:
-        if extra is None:
-            raise
-        raise ValueError(
-            f"A package is missing ({error}); install wedlm with its extra {extra!r}, in a clone of it by "
-            f'pip install -e ".[{extra}]".'
-        ) from error
 
 
 def table_console() -> Console:

@@ -154,7 +154,9 @@ def test_a_draft_adapter_is_named_above_its_base(checkpoint, tmp_path):
     whole, tokenizer = load_checkpoint(adapter)
     whole.save_pretrained(tmp_path / "whole")
     tokenizer.save_pretrained(tmp_path / "whole")
-    assert shown_lines(run("info", tmp_path / "whole"))["draft adapter"] == "contained, rank 4 on k_proj, q_proj"
+    for more in ({}, {"mask_shift": True}):
+        edit(tmp_path / "whole" / "config.json", drafts={"rank": 4, "modules": ["k_proj", "q_proj"], **more})
+        assert shown_lines(run("info", tmp_path / "whole"))["draft adapter"] == "contained, rank 4 on k_proj, q_proj"
 
 
 # --- Without transformers, and by it ---

@@ -221,8 +221,21 @@ def test_models_and_options_that_are_refused(tmp_path):
         ("--target names the model that MODEL drafts for in vLLM; pass --vllm", wedlm, out, "--target", stock),
     ):
         assert sentence in refused(*arguments)
-    edit(wedlm / "config.json", mask_token_id=None, mask_row=None)
+    edit(wedlm / "config.json", mask_shift=True)
+    assert f"The MASKs of {wedlm} predict the token behind them" in refused(wedlm, out, "--vllm")
+    edit(wedlm / "config.json", mask_shift=False, mask_token_id=None, mask_row=None)
     assert "mask_token_id is None in the config of this checkpoint" in refused(wedlm, out, "--vllm")
+
+
+def test_drafts_for_the_token_behind_a_mask_are_refused(tmp_path):
+    """Those of an adapter, and of a WeDLM that contains one."""
+    adapter = save_adapter(tmp_path)
+    edit(adapter / "adapter_config.json", mask_shift=True)
+    whole, tokenizer = load_checkpoint(adapter)
+    whole.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    for model in (adapter, tmp_path / "whole"):
+        assert f"The MASKs of {model} predict the token behind them" in refused(model, tmp_path / "out", "--vllm")
 
 
 def test_an_adapter_of_another_base_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from wedlm.checkpoints.resolve import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
     GENERATION_FILE,
+    described_drafts,
     gguf_path,
     how_to_convert,
     is_gguf,
@@ -70,7 +71,7 @@ def described(facts: Facts) -> list[tuple[str, str]]:
     return [
         *result,
         ("generation", settings(facts.generation)),
-        *([] if config.drafts is None else [("draft adapter", f"contained, {rank_and_layers(**config.drafts)}")]),
+        *([] if config.drafts is None else [("draft adapter", f"contained, {rank_and_layers(config.drafts)}")]),
         decodings,
         ("default decoding", default_decoding(facts)),
         ("its own code", "travels with it" if getattr(config, "auto_map", None) else "none, it loads where wedlm is"),
@@ -112,10 +113,8 @@ def described_gguf(path: Path) -> list[tuple[str, str]]:
 
 
 def described_adapter(name: str, folder: Path) -> str:
-    fields = read_json(folder / ADAPTER_FILE)
-    on_disk = size((folder / ADAPTER_WEIGHTS).stat().st_size)
-    layers = rank_and_layers(fields["r"], fields["target_modules"])
-    return f"{name}: {layers}, {on_disk}"
+    layers = rank_and_layers(described_drafts(read_json(folder / ADAPTER_FILE)))
+    return f"{name}: {layers}, {size((folder / ADAPTER_WEIGHTS).stat().st_size)}"
 
 
 def default_decoding(facts: Facts) -> str:
@@ -136,8 +135,8 @@ def default_decoding(facts: Facts) -> str:
     return f"{result}; converted from {config.converted_from}, so streaming writes nonsense before a training"
 
 
-def rank_and_layers(rank: int, modules: list[str]) -> str:
-    return f"rank {rank} on {', '.join(sorted(modules))}"
+def rank_and_layers(drafts: dict) -> str:
+    return f"rank {drafts['rank']} on {', '.join(sorted(drafts['modules']))}"
 
 
 def mask(facts: Facts) -> str:

@@ -157,21 +157,20 @@ def export_for_vllm(
 def read_drafts(read: Source, adapter: Path | None) -> Drafts:
     """Reads the embedding of MASK, and the draft adapter from its own folder or from the checkpoint with it."""
     mask_token_id = read.config.mask_token_id
+    found, tensors = (read.config.drafts, {}) if adapter is None else adapter_on_disk(adapter, read.model, read.shards)
+    if read.config.mask_shift or found is not None and found.get("mask_shift"):
+        raise CheckpointError(
+            f"The MASKs of {adapter or read.name} predict the token behind them (mask_shift), which the drafters in "
+            "vLLM do not know yet; export one that was trained without it."
+        )
     if adapter is not None:
-        found, tensors = adapter_on_disk(adapter, read.model, read.shards)
-        if found.get("mask_shift"):
-            raise CheckpointError(
-                f"The MASKs of {adapter} predict the token behind them (mask_shift), which the drafters in vLLM do "
-                "not know yet; export an adapter that was trained without it."
-            )
         return Drafts(mask_token_id, found, tensors)
-    tensors = {}
     for shard in read.shards:
         with safe_open(shard.path, framework="pt") as file:
             tensors |= {name: file.get_tensor(name) for name in shard.tensors if is_draft(name)}
             if EMBEDDING in shard.tensors:
                 mask_row = file.get_slice(EMBEDDING)[mask_token_id]
-    return Drafts(mask_token_id, read.config.drafts, {MASK_EMBEDDING: mask_row, **tensors})
+    return Drafts(mask_token_id, found, {MASK_EMBEDDING: mask_row, **tensors})
 
 
 def check_target(target: str, out: Path, model: str, read: Source, drafts: Drafts, plan: Plan) -> None:

@@ -48,14 +48,22 @@ def test_a_disk_that_is_full_in_the_middle(source, tmp_path, monkeypatch, overwr
 CONVERT = """
 import sys
 from pathlib import Path
+from threading import Event, Thread
 from wedlm import convert_to_autoregressive, convert_to_wedlm
-def peak():  # getrusage() would begin with the peak of the parent process
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+def held():  # without the pages of mapped files, which the system takes back when it needs them
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
     return 1024 * int(line.split()[1])
-before, (source, wedlm, back) = peak(), sys.argv[1:]
+def watch():
+    while not end.wait(0.002):
+        seen.append(held())
+end, seen, (source, wedlm, back) = Event(), [held()], sys.argv[1:]
+watcher = Thread(target=watch)
+watcher.start()
 convert_to_wedlm(source, wedlm)
 convert_to_autoregressive(wedlm, back)
-print(peak() - before)
+end.set()
+watcher.join()
+print(max(seen) - seen[0])
 """
 
 

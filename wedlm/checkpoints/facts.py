@@ -58,8 +58,7 @@ class Facts(NamedTuple):
         """The size of the weights on disk, by dtype."""
         total: Counter[str] = Counter()
         for tensor in (tensor for shard in self.shards for tensor in shard.tensors.values()):
-            start, stop = tensor["data_offsets"]
-            total[DTYPES[tensor["dtype"]]] += stop - start
+            total[DTYPES[tensor.dtype]] += tensor.num_bytes()
         return total
 
 

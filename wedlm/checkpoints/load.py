@@ -226,7 +226,7 @@ def adapter_on_disk(folder: Path, model: WeDLMForCausalLM, shards: list[Shard]) 
     """A draft adapter as the weight files of its base hold it: by name in `WeDLMForCausalLM`, in the base's dtype."""
     adapter = native_adapter(folder, model, fingerprint_of_files(shards, model.config))
     embedding = next(shard.tensors[EMBEDDING] for shard in shards if EMBEDDING in shard.tensors)
-    dtype = model.config.dtype or getattr(torch, DTYPES[embedding["dtype"]])
+    dtype = model.config.dtype or getattr(torch, DTYPES[embedding.dtype])
     return adapter._replace(tensors={f"model.{name}": value.to(dtype) for name, value in adapter.tensors.items()})
 
 

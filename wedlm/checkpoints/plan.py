@@ -36,7 +36,7 @@ class Plan:
 
     def num_bytes(self) -> int:
         added = sum(value.nbytes for value in self.added.values())
-        return sum(shard.num_bytes for shard in self.shards) + added + SPARE_BYTES
+        return sum(shard.num_bytes() for shard in self.shards) + added + SPARE_BYTES
 
 
 def write(plan: Plan, out: Path, overwrite: bool, fill: Callable[[Plan, Path], None] | None = None) -> None:
@@ -155,6 +155,6 @@ def write_weights(plan: Plan, folder: Path) -> None:
 
 def totals(shards: list[Shard]) -> dict[str, int]:
     """What the metadata of an index may say of all weight files together."""
-    shapes = [tensor["shape"] for shard in shards for tensor in shard.tensors.values()]
-    num_bytes = sum(shard.num_bytes - shard.data_start for shard in shards)
+    shapes = [tensor.shape for shard in shards for tensor in shard.tensors.values()]
+    num_bytes = sum(shard.num_bytes() for shard in shards)
     return {"total_size": num_bytes, "total_parameters": sum(map(math.prod, shapes))}

@@ -1,6 +1,7 @@
-"""Safetensors files as headers and bytes, so that weights are checked and copied without being loaded."""
+"""The weight files of a checkpoint: checked by their headers, and copied with more or fewer rows."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,19 +17,26 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}  # names in torch
+NUM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
+
+
+class Tensor(NamedTuple):
+    dtype: str  # one of `DTYPES`
+    shape: list[int]
+
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * NUM_BYTES[self.dtype]
 
 
 class Shard(NamedTuple):
-    """One weight file: 8 bytes with the length of the header, the header in JSON, and the bytes of the tensors."""
+    """What the header of a weight file says."""
 
     path: Path
     metadata: dict[str, str] | None
-    tensors: dict[str, dict]  # dtype, shape and data_offsets by name, in the order of the header
-    data_start: int  # where the bytes of the tensors begin
-    num_bytes: int  # of the file
+    tensors: dict[str, Tensor]
 
-    def in_file_order(self) -> list[str]:
-        return sorted(self.tensors, key=lambda name: self.tensors[name]["data_offsets"])
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes() for tensor in self.tensors.values())
 
 
 def read_json(path: Path) -> dict:
@@ -95,87 +103,49 @@ def read_shards(folder: Path) -> list[Shard]:
 
 def read_shard(path: Path) -> Shard:
     try:
-        with safe_open(path, framework="np"):  # the library checks the header
-            num_bytes = path.stat().st_size
-        with open(path, "rb") as file:
-            header_length = int.from_bytes(file.read(8), "little")
-            tensors = json.loads(file.read(header_length))
+        with safe_open(path, framework="np") as file:  # it checks the header
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            tensors = {name: Tensor(each.get_dtype(), each.get_shape()) for name, each in slices.items()}
+            metadata = file.metadata()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error}); allow it, or copy it again.") from error
     except SafetensorError as error:
         raise CheckpointError(f"{path} is cut short or damaged ({error}); copy or download it again.") from error
-    metadata = tensors.pop("__metadata__", None)
     for name, tensor in tensors.items():
-        if tensor["dtype"] not in DTYPES:
+        if tensor.dtype not in DTYPES:
             raise CheckpointError(
-                f"{name} in {path} is of type {tensor['dtype']}, and only {', '.join(DTYPES)} are supported; start "
+                f"{name} in {path} is of type {tensor.dtype}, and only {', '.join(DTYPES)} are supported; start "
                 "from the checkpoint as it was before quantization."
             )
-    return Shard(path, metadata, tensors, 8 + header_length, num_bytes)
-
-
-def new_header(shard: Shard, num_rows: dict[str, int], added: "dict[str, torch.Tensor]") -> bytes:
-    """The header of the file that `write_shard` writes."""
-    tensors, offset = {name: dict(tensor) for name, tensor in shard.tensors.items()}, 0
-    for name in shard.in_file_order():
-        tensor = tensors[name]
-        start, stop = tensor["data_offsets"]
-        num_bytes = stop - start
-        if name in num_rows:
-            rows, *others = tensor["shape"]
-            num_bytes = num_bytes // rows * num_rows[name]
-            tensor["shape"] = [num_rows[name], *others]
-        tensor["data_offsets"] = [offset, offset + num_bytes]
-        offset += num_bytes
-    codes = {name: code for code, name in DTYPES.items()}
-    for name, value in added.items():
-        code, stop = codes[str(value.dtype).removeprefix("torch.")], offset + value.nbytes
-        tensors[name] = {"dtype": code, "shape": list(value.shape), "data_offsets": [offset, stop]}
-        offset = stop
-    header = {} if shard.metadata is None else {"__metadata__": shard.metadata}
-    text = json.dumps(header | tensors, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
-    return len(text).to_bytes(8, "little") + text
+    return Shard(path, metadata, tensors)
 
 
 def write_shard(shard: Shard, path: Path, num_rows: dict[str, int], added: "dict[str, torch.Tensor]") -> None:
-    """Copies a weight file with other numbers of rows, by name of the tensor, and the tensors `added` behind its own.
+    """Copies a weight file with other numbers of rows, by name of the tensor, and with the tensors `added`.
 
     A tensor that has more rows loses the last ones; a tensor that has one row less gains the mean of its rows.
     """
     if not added and not num_rows.keys() & shard.tensors.keys():
         shutil.copyfile(shard.path, path)
         return
-    with open(shard.path, "rb") as source, open(path, "wb") as target:
-        target.write(new_header(shard, num_rows, added))
-        for name in shard.in_file_order():
-            tensor = shard.tensors[name]
-            start, stop = tensor["data_offsets"]
-            source.seek(shard.data_start + start)
-            content = bytearray(stop - start)
-            if source.readinto(content) != len(content):
-                raise CheckpointError(f"{shard.path} became shorter while it was read; copy or download it again.")
-            if name in num_rows:
-                rows = tensor["shape"][0]
-                target.write(memoryview(content)[: len(content) // rows * min(rows, num_rows[name])])
-                if num_rows[name] > rows:
-                    target.write(mean_row(content, tensor))
-            else:
-                target.write(content)
-        for value in added.values():
-            target.write(bytes_of(value))
+    from safetensors.torch import load_file, save_file  # here, so that a checkpoint is checked without torch
+
+    tensors = load_file(shard.path) | added
+    for name in num_rows.keys() & tensors.keys():
+        tensors[name] = with_rows(tensors[name], num_rows[name])
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(tensors, path, shard.metadata)
+    except SafetensorError as error:  # also of a full disk
+        raise OSError(f"{path}: {error}") from error
+    path.chmod(mode)  # save_file makes a file that its owner alone can read
 
 
-def mean_row(content: bytearray, tensor: dict) -> bytes:
-    import torch  # here, so that a checkpoint is checked without it
-
-    dtype, (rows, width) = getattr(torch, DTYPES[tensor["dtype"]]), tensor["shape"]
-    values = torch.frombuffer(content, dtype=dtype).view(rows, width)
-    total = sum(part.double().sum(dim=0) for part in values.split(4096))  # in parts, for the memory
-    return bytes_of((total / rows).to(dtype))
-
-
-def bytes_of(value: "torch.Tensor") -> bytes:
+def with_rows(weight: "torch.Tensor", num_rows: int) -> "torch.Tensor":
     import torch
 
-    return value.flatten().view(torch.uint8).numpy().tobytes()
+    if num_rows <= len(weight):
+        return weight[:num_rows]
+    total = sum(part.double().sum(dim=0) for part in weight.split(4096))  # in parts, for the memory
+    return torch.cat([weight, (total / len(weight)).to(weight.dtype)[None]])

@@ -277,7 +277,7 @@ def write_index(folder: Path) -> None:
     """Writes the index of the weight files of a folder, if there are several or if they had one."""
     shards = [read_shard(path) for path in sorted(folder.glob("*.safetensors"))]
     if len(shards) > 1 or (folder / INDEX_FILE).exists():
-        size = sum(shard.num_bytes - shard.data_start for shard in shards)
+        size = sum(shard.num_bytes() for shard in shards)
         weight_map = {name: shard.path.name for shard in shards for name in shard.tensors}
         write_json(folder / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": weight_map})
 

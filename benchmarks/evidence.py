@@ -17,7 +17,7 @@ from examples.demo.card import goals_table
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.provenance import REPOSITORY, commit_text
-from wedlm.hub_card.draft_report import REPORT_FILE
+from wedlm.hub_card.reports import REPORT_FILE
 
 DOCS = REPOSITORY / "docs"
 

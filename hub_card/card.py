@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from huggingface_hub import EvalResult, ModelCard
 
 from wedlm.checkpoints.architectures import family_of
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.hub_card.checkpoint import Checkpoint
 from wedlm.hub_card.markdown import escaped
 from wedlm.hub_card.metadata import as_list, card_data
-from wedlm.hub_card.options import ExportError
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 DECODINGS = {
@@ -25,18 +25,7 @@ DECODINGS = {
 }
 
 
-class Example(NamedTuple):
-    """A question, and what the checkpoint answers by default."""
-
-    prompt: str
-    text: str
-    tokens: int
-    forwards: int
-
-
 class Section(NamedTuple):
-    """A part of the card, in Markdown."""
-
     title: str
     text: str
 
@@ -48,6 +37,7 @@ class EvaluationSection(NamedTuple):
     command: str
     tasks: list[Section]
     limit: int | None = None  # the number of questions of each task that were asked, where not all were
+    hub_results: Sequence[EvalResult] = ()  # the same measurements for the Hub's model-index
 
 
 class TrainingSection(NamedTuple):
@@ -71,17 +61,14 @@ class AdapterBase(NamedTuple):
 
 @dataclass(frozen=True)
 class CardContent:
-    """Everything that a card says."""
-
     title: str  # of the card, and the name of the model
     repository: str  # the name by which the snippet loads the checkpoint
     prompt: str  # the question that the snippet asks
     checkpoint: Checkpoint
     metadata: dict[str, Any]  # licence, base models, datasets, languages and tags
     introduction: str = ""  # a paragraph below the first one, in Markdown
-    examples: Sequence[Example] = ()
+    examples: Sequence[dict] = ()  # each with a `prompt`, and the `text`, `tokens` and `forwards` of the default
     evaluations: Sequence[EvaluationSection] = ()
-    hub_results: Sequence[EvalResult] = ()  # the same measurements for the Hub's model-index
     training: TrainingSection | None = None
     loss_plot: Path | None = None  # which the card shows as `loss.png`
     sections: Sequence[Section] = ()  # in front of the limits
@@ -100,7 +87,8 @@ def make_card(content: CardContent) -> ModelCard:
     bases = as_list(metadata.get("base_model"))
     relation = {"base_model_relation": "adapter"} if config.drafts is not None and bases else {}
     library = "transformers" if content.base is None else "peft"
-    data = card_data(metadata | relation, content.title, content.hub_results, library)
+    results = [result for evaluation in content.evaluations for result in evaluation.hub_results]
+    data = card_data(metadata | relation, content.title, results, library)
     adapter_parameters = sum(value.numel() for value in added.values())
     card = ModelCard.from_template(
         data,
@@ -121,7 +109,7 @@ def make_card(content: CardContent) -> ModelCard:
         licence=shown_licence(metadata),
     )
     if card.data.to_dict() != data.to_dict():
-        raise ExportError(
+        raise CheckpointError(
             f"The metadata of the card is another when it is read again: {data.to_dict()}; change --name or the "
             "evaluation files that it comes from."
         )

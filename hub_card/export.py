@@ -1,22 +1,24 @@
-"""`wedlm export`: makes a Hub repository with a card from a checkpoint, and lets it appear once its snippet has run.
-
-Only named files go in: config and the package's code, generation_config.json, the tokenizer, LICENSE and NOTICE, the
-weights, README.md and the plot of the loss. From the checkpoint's README.md only metadata is taken. Of a draft adapter
-alone: its config, weights and generation_config.json, its base's tokenizer, LICENSE and NOTICE, README.md and plots.
-"""
+"""`wedlm export`: makes a Hub repository with a card from a checkpoint, which appears once its snippet has run."""
 
 import os
+import re
+import shlex
 import shutil
+import site
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from huggingface_hub import ModelCard
+from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 
 from wedlm.checkpoints.convert import convert_to_wedlm
+from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.new_folder import check_apart, check_links, check_out, check_space, complete_or_absent
 from wedlm.checkpoints.plan import SPARE_BYTES, copy_files, write_companions, write_json, write_weights
 from wedlm.checkpoints.resolve import (
@@ -35,14 +37,9 @@ from wedlm.checkpoints.shards import read_json
 from wedlm.evaluation.provenance import digests
 from wedlm.hub_card.card import AdapterBase, CardContent, make_card
 from wedlm.hub_card.checkpoint import Checkpoint, read_checkpoint
-from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, read_draft_report
-from wedlm.hub_card.evaluation_report import read_evaluation
-from wedlm.hub_card.leaks import check_leaks
-from wedlm.hub_card.metadata import read_metadata
-from wedlm.hub_card.options import CardOptions, ExportError
-from wedlm.hub_card.push import check_push, push_folder
-from wedlm.hub_card.snippet import run_snippet
-from wedlm.hub_card.training_report import read_training
+from wedlm.hub_card.leaks import check_leaks, environment_without_secrets
+from wedlm.hub_card.metadata import CardOptions, read_metadata
+from wedlm.hub_card.reports import PLOT_FILE, REPORT_FILE, read_draft_report, read_evaluation, read_training
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 TRAINING_FILES = ("training_report.json", "training.json")
@@ -52,8 +49,6 @@ PNG_START = b"\x89PNG"
 
 
 class Exported(NamedTuple):
-    """The result of an export."""
-
     folder: Path
     url: str | None  # its address on the Hub, if it was pushed
     notes: list[str]  # sentences for whoever exported it
@@ -73,15 +68,6 @@ def export(
     A draft adapter becomes one whole checkpoint with its base, unless the options ask for the adapter only.
 
         export("out/full", "my-wedlm", CardOptions(license="apache-2.0"), push="me/my-wedlm")
-
-    Args:
-        model (`str`): The checkpoint or draft adapter: a folder, or a name on the Hub.
-        out (`str` or `os.PathLike`): The folder that the repository becomes.
-        options (`CardOptions`): The content of the card.
-        push (`str`, *optional*): The repository on the Hub that the folder is uploaded to. If that fails, the folder
-            stays.
-        private (`bool`, *optional*, defaults to `False`): Whether the repository on the Hub is made private.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint that `out` holds is replaced.
     """
     out = check_out(out, overwrite)
     check_push(push, private)
@@ -137,14 +123,14 @@ def write_repository(content: CardContent, card: ModelCard, out: Path, overwrite
 
 def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) -> CardContent:
     """Returns what the card of an exported checkpoint says; the snippet loads it by the name `repository`."""
-    adapter, folder = checkpoint.adapter, checkpoint.plan.folder
+    adapter, name, folder = checkpoint.adapter, checkpoint.name, checkpoint.plan.folder
     metadata = read_metadata(folder, options, adapter)
     draft_report = report_beside(adapter)
     expected = {}
     if options.evaluation_files or draft_report:
         measured = folder if adapter is None else checkpoint_folder(base_of(adapter), with_weights=True)
         expected = digests(measured, adapter)
-    evaluations = [read_evaluation(path, expected, adapter or checkpoint.name) for path in options.evaluation_files]
+    evaluations = [read_evaluation(path, expected, adapter or name) for path in options.evaluation_files]
     reports = (path for name in TRAINING_FILES if (path := (adapter or folder) / name).exists())
     training_file = options.training_file or next(reports, None)
     return CardContent(
@@ -153,8 +139,7 @@ def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) 
         prompt=options.prompt or PROMPT,
         checkpoint=checkpoint,
         metadata=metadata,
-        evaluations=[evaluation.section for evaluation in evaluations],
-        hub_results=[result for evaluation in evaluations for result in evaluation.hub_results],
+        evaluations=evaluations,
         training=None if training_file is None else read_training(training_file),
         loss_plot=plot_beside(training_file),
         sections=[read_draft_report(draft_report, expected, adapter)] if draft_report else [],
@@ -170,7 +155,7 @@ def adapter_base(checkpoint: Checkpoint, name: str, repository: str) -> AdapterB
     base = AdapterBase(name, to_convert=checkpoint.plan.config.converted_from is not None and not is_there)
     links = (Path(repository), Path(base.loaded))
     if links[0] == links[1] or links[0] in links[1].parents or links[1] in links[0].parents:
-        raise ExportError(
+        raise CheckpointError(
             f"The card's snippet would load the adapter as {repository} and its base as {base.loaded}, which cannot "
             "both be folders; choose another name for OUT."
         )
@@ -190,7 +175,6 @@ def write_adapter(checkpoint: Checkpoint, base: str, new: Path) -> None:
 
 
 def partial_runs(options: CardOptions, content: CardContent) -> list[str]:
-    """Returns a sentence for each evaluation that has not asked all questions."""
     return [
         f"{path} is of a run with --limit {evaluation.limit}; the card calls it partial, and the metadata leaves it "
         "out."
@@ -208,3 +192,98 @@ def report_beside(adapter: Path | None) -> Path | None:
     """Returns the report of `wedlm adapt` in the folder of an adapter, if it is there with its plot."""
     found = adapter is not None and all((adapter / name).is_file() for name in (REPORT_FILE, PLOT_FILE))
     return adapter / REPORT_FILE if found else None
+
+
+# --- The snippet ---
+
+WITHOUT_WEDLM = "import sys\nsys.modules['wedlm'] = None  # import wedlm fails, as if it were not installed\n"
+
+
+def run_snippet(folder: Path, repository: str, bases: dict[str, Path] | None = None) -> None:
+    """Runs the first Python block of README.md as it stands, and refuses a card whose snippet fails.
+
+    The snippet loads `folder`, the repository as it is published, by the name `repository`. `bases` are the folders,
+    by name, of other checkpoints that it loads with wedlm; without any it runs without wedlm.
+    """
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    snippet = re.search(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)[1]
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place, "home")
+        home.mkdir()
+        for name, target in {repository: folder, **(bases or {})}.items():
+            link = Path(place, "here", name)  # the snippet finds the folder under its name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target.absolute(), target_is_directory=True)
+        environment = environment_without_secrets() | {
+            "HOME": str(home),
+            "PYTHONUSERBASE": site.getuserbase(),  # packages of the user are found although the home is another
+            "HF_HOME": str(home / "huggingface"),
+            "HF_MODULES_CACHE": str(home / "modules"),
+            "HF_HUB_OFFLINE": "1",
+        }
+        ran = subprocess.run(
+            [sys.executable, "-c", snippet if bases else WITHOUT_WEDLM + snippet],
+            cwd=place + "/here",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    if ran.returncode:
+        *_, last_line = ["", *filter(None, map(str.strip, ran.stderr.splitlines()))]
+        reason = last_line if ran.returncode > 0 else f"signal {-ran.returncode}, as when memory is short"
+        where = "" if bases else " without wedlm"
+        raise CheckpointError(
+            f"The snippet of the card does not run{where} ({one_line(reason)}); correct the checkpoint, or "
+            "export on a machine with room for it."
+        )
+
+
+# --- The Hub ---
+
+
+def check_push(repository: str | None, private: bool) -> None:
+    """Refuses a name that is none of a repository, and a user who is not logged in; None is no push."""
+    if repository is None:
+        if private:
+            raise CheckpointError(
+                "--private is about the repository of --push; pass --push REPO with it, or leave it out."
+            )
+        return
+    try:
+        validate_repo_id(repository)
+        if repository.count("/") != 1:
+            raise ValueError("there is no owner before it")
+    except ValueError as error:
+        raise CheckpointError(
+            f"--push {repository} names no repository ({one_line(error)}); give OWNER/NAME, such as me/my-wedlm."
+        ) from error
+    try:
+        HfApi().whoami()
+    except Exception as error:  # of any kind: no token, a wrong one, no network
+        raise CheckpointError(
+            f"--push {repository} needs the Hub, which refuses ({one_line(error)}); log in with `hf auth login`, or "
+            "leave --push out."
+        ) from error
+
+
+def push_folder(out: Path, repository: str, private: bool, card: ModelCard) -> str:
+    """Uploads a folder, which stays as it is if that fails, and returns its address on the Hub.
+
+    The Hub validates the card first. With `private`, a public repository that exists is refused.
+    """
+    api = HfApi()
+    try:
+        card.validate()
+        url = api.create_repo(repository, private=private or None, exist_ok=True)
+        if private and not api.model_info(repository).private:
+            raise ValueError("it was there before, and is public")
+        api.upload_folder(repo_id=repository, folder_path=out)
+    except Exception as error:  # of any kind: the Hub's, the network's
+        raise CheckpointError(
+            f"{out} is complete, and was not pushed to {repository} ({one_line(error)}); once the reason is gone, "
+            f"run `hf upload {repository} {shlex.quote(str(out))}`."
+        ) from error
+    return str(url)

@@ -19,13 +19,7 @@ FOLDER = "custom_generate"  # the name that transformers looks for
 
 
 def export_strategy(out: str | os.PathLike, base: str | None = None, overwrite: bool = False) -> Path:
-    """Writes the card and the code; with `base`, also the files of that checkpoint, which then decodes so by itself.
-
-    Args:
-        out (`str` or `os.PathLike`): The folder to write.
-        base (`str`, *optional*): A checkpoint: a folder, or a name on the Hub.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether `out` may be an export already.
-    """
+    """Writes the card and the code; with `base` also that checkpoint's files, which then decodes so by itself."""
     out = check_out(out, overwrite)
     if base is not None:
         source = checkpoint_folder(base, with_weights=True)

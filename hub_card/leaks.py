@@ -8,8 +8,8 @@ from pathlib import Path
 
 from huggingface_hub import get_token
 
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.shards import read_shard
-from wedlm.hub_card.options import ExportError
 
 SECRETS = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -68,7 +68,7 @@ def check_leaks(model: object, new: Path, places: list[Path], has_new_card: bool
         if leak := find_leak(text, places, secrets):
             name = path.relative_to(new).as_posix()
             source = "the texts of the card" if name == "README.md" and has_new_card else f"that file of {model}"
-            raise ExportError(f"{name} would hold {leak}; remove it from {source}, and export again.")
+            raise CheckpointError(f"{name} would hold {leak}; remove it from {source}, and export again.")
 
 
 def find_leak(text: str, places: list[Path], secrets: set[str]) -> str | None:

@@ -24,7 +24,6 @@ def shown_versions(versions: dict[str, str]) -> str:
 
 
 def number(value: float | None, digits: int) -> str:
-    """Returns a number with so many digits behind the point; None is empty."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from huggingface_hub.utils import validate_repo_id
 
-from wedlm.checkpoints.errors import one_line
+from wedlm.checkpoints.errors import CheckpointError, one_line
 from wedlm.checkpoints.resolve import HUB_NAME, base_of
 from wedlm.hub_card.markdown import on_one_line
-from wedlm.hub_card.options import CardOptions, ExportError
 
 # The identifiers of https://huggingface.co/docs/hub/repositories-licenses.
 LICENCES = """
@@ -29,6 +29,21 @@ ofl-1.1 open-mdw openmdw-1.0 openrail openrail++ osl-3.0 other pddl postgresql u
 LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]+)*|code|multilingual")
 README_FIELDS = ("license", "license_name", "license_link", "base_model", "datasets", "language", "tags")
 TASK = "text-generation"
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """The options of the card from the command line. They override the metadata of the checkpoint's README.md."""
+
+    license: str | None = None  # as the Hub writes it, such as "apache-2.0"
+    base_models: Sequence[str] = ()  # names on the Hub of the models that the checkpoint was made from
+    datasets: Sequence[str] = ()  # names on the Hub of the data that it was trained on
+    languages: Sequence[str] = ()  # codes such as "en"
+    title: str | None = None  # by default the name of the repository
+    prompt: str | None = None  # the question of the snippet
+    evaluation_files: Sequence[Path] = ()  # that `wedlm eval` wrote
+    training_file: Path | None = None  # that `wedlm train` wrote; by default the one in the checkpoint's folder
+    adapter_only: bool = False  # publish a draft adapter without its base
 
 
 def read_metadata(folder: Path, options: CardOptions, adapter: Path | None = None) -> dict[str, Any]:
@@ -62,7 +77,7 @@ def read_readme(readme: Path) -> dict[str, Any]:
     try:
         written = (metadata_load(readme) or {}) if readme.exists() else {}
     except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
-        raise ExportError(f"The metadata of {readme} cannot be read ({one_line(error)}); correct it.") from error
+        raise CheckpointError(f"The metadata of {readme} cannot be read ({one_line(error)}); correct it.") from error
     return {name: written[name] for name in README_FIELDS if written.get(name) is not None}
 
 
@@ -77,10 +92,10 @@ def of_adapter(metadata: dict[str, Any], base: str) -> dict[str, Any]:
 def base_on_hub(folder: Path, options: CardOptions, adapter: Path | None) -> str:
     """Returns the name by which others get the base, in `folder`, of a draft adapter that is published alone."""
     if adapter is None:
-        raise ExportError(f"{folder} is no draft adapter, and --adapter-only is about one; leave it out.")
+        raise CheckpointError(f"{folder} is no draft adapter, and --adapter-only is about one; leave it out.")
     names = options.base_models or ([] if Path(base_of(adapter)).is_dir() else [base_of(adapter)])
     if len(names) != 1 or not re.fullmatch(HUB_NAME, names[0]):
-        raise ExportError(
+        raise CheckpointError(
             f"Others need one name on the Hub for {folder}, the base of {adapter}; pass --base-model once, with the "
             "name of that checkpoint, or of the model that it was converted from."
         )
@@ -90,15 +105,17 @@ def base_on_hub(folder: Path, options: CardOptions, adapter: Path | None) -> str
 def check_licence(metadata: dict[str, Any], readme: Path) -> None:
     value = metadata.get("license")
     if value is None:
-        raise ExportError(f"No licence is given, neither in {readme} nor here; pass --license, such as apache-2.0.")
+        raise CheckpointError(
+            f"No licence is given, neither in {readme} nor here; pass --license, such as apache-2.0."
+        )
     if value not in LICENCES:
         near = get_close_matches(str(value).lower(), LICENCES) or ["apache-2.0", "mit"]
-        raise ExportError(
+        raise CheckpointError(
             f"license={value!r} is not written as on the Hub; pass --license with one of its identifiers, such as "
             f"{' or '.join(near)}, or write 'other' with a license_name and a license_link into {readme}."
         )
     if value == "other" and not {"license_name", "license_link"} <= metadata.keys():
-        raise ExportError(
+        raise CheckpointError(
             f"The licence 'other' needs a license_name and a license_link; write all three into the metadata of "
             f"{readme}, and leave out --license."
         )
@@ -106,7 +123,7 @@ def check_licence(metadata: dict[str, Any], readme: Path) -> None:
 
 def check_language(name: str, value: object) -> None:
     if not isinstance(value, str) or not LANGUAGE.fullmatch(value):
-        raise ExportError(f"{name}={value!r} is no code of a language; pass --language with one such as en or deu.")
+        raise CheckpointError(f"{name}={value!r} is no code of a language; pass --language with one like en or deu.")
 
 
 def check_hub_name(name: str, value: object) -> None:
@@ -116,7 +133,7 @@ def check_hub_name(name: str, value: object) -> None:
             raise ValueError("it is no text")
         validate_repo_id(value)
     except ValueError as error:
-        raise ExportError(
+        raise CheckpointError(
             f"{name}={value!r} is no name on the Hub ({one_line(error)}); pass {option} with one like Qwen/Qwen3-8B."
         ) from error
 

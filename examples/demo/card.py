@@ -9,10 +9,10 @@ from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import commit_text
-from wedlm.hub_card.card import CardContent, EvaluationSection, Example, Section, make_card
+from wedlm.hub_card.card import CardContent, EvaluationSection, Section, make_card
 from wedlm.hub_card.checkpoint import read_checkpoint
 from wedlm.hub_card.markdown import escaped, number, shown_command, shown_versions, table
-from wedlm.hub_card.training_report import read_training
+from wedlm.hub_card.reports import read_training
 
 METADATA = {"license": "apache-2.0", "language": "en", "tags": ["diffusion", "parallel-decoding"]}
 
@@ -68,7 +68,7 @@ def content_of(folder: Path) -> CardContent:
         introduction=INTRODUCTION.format(
             minutes=round(training["seconds"] / 60), device=training["device"], threads=training["threads"]
         ),
-        examples=[Example(one["prompt"], one["text"], one["tokens"], one["forwards"]) for one in shown],
+        examples=shown,
         evaluations=[evaluation_section(report)],
         training=read_training(folder / "training.json"),
         loss_plot=folder / "loss.png",

@@ -17,8 +17,8 @@ from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, base_of
 from wedlm.drafts.prompts import read_prompts
-from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled
 from wedlm.hub_card.leaks import find_leak
+from wedlm.hub_card.reports import PLOT_FILE, REPORT_FILE, draft_section, labelled
 
 PUBLISHED = REPOSITORY / "hub_card" / "smollm2-135m-adapter"
 

@@ -10,9 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tiers import property_settings
 
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.hub_card.card import make_card
 from wedlm.hub_card.export import card_content
-from wedlm.hub_card.options import CardOptions, ExportError
+from wedlm.hub_card.metadata import CardOptions
 
 
 @example(title="a\x85b", prompt="c", repository="d", label="e\x85f")
@@ -34,5 +35,5 @@ def test_whatever_is_said_the_card_says_it(read, title, prompt, repository, labe
 
 def test_metadata_that_changes_when_it_is_read_is_refused(read):
     content = card_content(read, CardOptions("mit"), "name")
-    with pytest.raises(ExportError, match="is another when it is read again"):
+    with pytest.raises(CheckpointError, match="is another when it is read again"):
         make_card(replace(content, metadata={"license": "mit", "language": "e\x85n"}))

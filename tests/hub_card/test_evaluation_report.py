@@ -7,9 +7,9 @@ import pytest
 from exports import refused, result_of, run, write_evaluation
 from huggingface_hub import ModelCard
 
+from wedlm.checkpoints.errors import CheckpointError
 from wedlm.evaluation.provenance import digests
-from wedlm.hub_card.evaluation_report import read_evaluation
-from wedlm.hub_card.options import ExportError
+from wedlm.hub_card.reports import read_evaluation
 
 
 def test_the_tables_and_the_metadata_of_an_evaluation(tmp_path, model, unchecked):
@@ -83,13 +83,13 @@ def test_the_score_of_a_partial_run_is_not_the_models(tmp_path, model, unchecked
 )
 def test_evaluation_files_that_are_refused(tmp_path, model, fields, sentence):
     path = write_evaluation(tmp_path / "eval.json", model, **fields)
-    with pytest.raises(ExportError, match=re.escape(f"{path} {sentence}" if sentence.startswith("is") else sentence)):
+    with pytest.raises(CheckpointError, match=re.escape(f"{path} {sentence}")):
         read_evaluation(path, digests(model, None), "MODEL")
 
 
 def test_an_evaluation_file_that_cannot_be_read(tmp_path, model, unchecked):
     arguments = (model, tmp_path / "out", "--license", "mit", "--eval", tmp_path / "eval.json")
-    assert "eval.json cannot be read as JSON ([Errno 2] No such file" in refused(*arguments)
+    assert "eval.json is no file that `wedlm eval` wrote (FileNotFoundError: [Errno 2] No" in refused(*arguments)
     metric = result_of()["metrics"][0] | {"value": float("nan")}
     write_evaluation(tmp_path / "eval.json", model, [result_of(metrics=[metric])])
     assert "(ValueError: exact_match of demo_counting is nan)" in refused(*arguments)

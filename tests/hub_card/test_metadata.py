@@ -5,8 +5,8 @@ import re
 import pytest
 from exports import readme_with
 
-from wedlm.hub_card.metadata import card_data, read_metadata
-from wedlm.hub_card.options import CardOptions, ExportError
+from wedlm.checkpoints.errors import CheckpointError
+from wedlm.hub_card.metadata import CardOptions, card_data, read_metadata
 
 
 def test_the_command_line_wins_over_the_readme(tmp_path):
@@ -47,5 +47,5 @@ def test_the_command_line_wins_over_the_readme(tmp_path):
     ],
 )
 def test_metadata_that_the_hub_would_not_take(tmp_path, yaml, options, sentence):
-    with pytest.raises(ExportError, match=re.escape(sentence)):
+    with pytest.raises(CheckpointError, match=re.escape(sentence)):
         read_metadata(readme_with(tmp_path, yaml), CardOptions(**options))

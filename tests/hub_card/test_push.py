@@ -6,7 +6,7 @@ import pytest
 from exports import TOKENIZER, WHOLE, names, refused, run
 from huggingface_hub import ModelCard
 
-from wedlm.hub_card import push
+from wedlm.hub_card import export
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def hub(monkeypatch, unchecked):
     """Stands in for HfApi."""
     hub = Mock()
     hub.create_repo.return_value = "https://hub/me/model"
-    monkeypatch.setattr(push, "HfApi", lambda: hub)
+    monkeypatch.setattr(export, "HfApi", lambda: hub)
     monkeypatch.setattr(ModelCard, "validate", lambda card: hub.validate())
     return hub
 

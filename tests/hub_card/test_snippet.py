@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from exports import TOKEN
 
-from wedlm.hub_card.options import ExportError
-from wedlm.hub_card.snippet import run_snippet
+from wedlm.checkpoints.errors import CheckpointError
+from wedlm.hub_card.export import run_snippet
 
 
 def card_with(folder, code):
@@ -43,7 +43,7 @@ assert Path("me/adapter/README.md").exists() and Path("me/base").is_dir()
 """
     card = card_with(tmp_path / "new", code)
     run_snippet(card, "me/adapter", {"me/base": tmp_path / "base"})
-    with pytest.raises(ExportError, match=r"The snippet of the card does not run \(AssertionError\); correct"):
+    with pytest.raises(CheckpointError, match=r"The snippet of the card does not run \(AssertionError\); correct"):
         run_snippet(card, "me/adapter", {"base": tmp_path / "base"})
 
 
@@ -55,5 +55,7 @@ assert Path("me/adapter/README.md").exists() and Path("me/base").is_dir()
     ],
 )
 def test_a_snippet_that_fails(tmp_path, code, reason):
-    with pytest.raises(ExportError, match=re.escape(f"does not run without wedlm ({reason}); correct the checkpoint")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"does not run without wedlm ({reason}); correct the checkpoint")
+    ):
         run_snippet(card_with(tmp_path / "new", code), "new")

@@ -293,7 +293,7 @@ def export(
                 "--target names the model that MODEL drafts for in vLLM; pass --vllm with it, or leave it out."
             )
         from wedlm.hub_card.export import export
-        from wedlm.hub_card.options import CardOptions
+        from wedlm.hub_card.metadata import CardOptions
 
         lists = base_model or [], dataset or [], language or []
         card = CardOptions(license, *lists, name, prompt, eval or [], training, adapter_only)

@@ -21,8 +21,8 @@ from wedlm.evaluation.provenance import checkpoint_identity, conditions, write_r
 from wedlm.evaluation.sweep import Answer, Question, summary, sweep
 from wedlm.evaluation.tuning import Example, encoded
 from wedlm.evaluation.work_file import WorkFile, resumable
-from wedlm.hub_card.draft_report import PLOT_FILE, REPORT_FILE, draft_section, labelled, table_of
 from wedlm.hub_card.markdown import escaped
+from wedlm.hub_card.reports import PLOT_FILE, REPORT_FILE, draft_section, labelled, table_of
 
 VERIFIED, FULL_WINDOWS = "verified", "verified, full windows"
 ALL = "all"

@@ -64,6 +64,10 @@ def is_amount(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
+def is_share(value: object) -> bool:
+    return is_amount(value) and 0 < value <= 1
+
+
 def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
@@ -74,43 +78,17 @@ def or_none(is_right: Callable) -> Callable:
 
 # What the value of each parameter has to be: a test of it, its name, and the remedy.
 VALUES: dict[str, tuple[Callable, str, str]] = {
-    "window_size": (
-        or_none(is_count),
-        "a number of slots",
-        "set it to an integer of 1 or more, or to None for the default",
-    ),
+    "window_size": (or_none(is_count), "a number of slots", "an integer of 1 or more, or to None for the default"),
     "entropy_threshold": (
-        or_none(is_amount),
-        "an entropy",
-        "set it to a number of nats from 0 to 1e30, or to None to fill one slot per forward",
+        or_none(is_amount), "an entropy", "a number of nats from 0 to 1e30, or to None to fill one slot per forward",
     ),
-    "distance_penalty": (is_amount, "a penalty", "set it to a number from 0 to 1e30"),
-    "query_cost": (
-        or_none(is_amount),
-        "a share of a forward",
-        "set it to a number from 0 to 1e30, or to None for the default",
-    ),
-    "acceptance_ratio": (
-        lambda value: is_amount(value) and 0 < value <= 1,
-        "a share",
-        "set it to a number above 0 and at most 1",
-    ),
-    "prompt_lookup_num_tokens": (
-        or_none(is_count),
-        "a number of drafts",
-        "set it to 0 for none, or to a positive integer",
-    ),
-    "max_matching_ngram_size": (
-        or_none(is_count),
-        "a number of tokens",
-        "set it to an integer of 1 or more, or leave it out",
-    ),
-    "prefill_chunk_size": (
-        or_none(is_count),
-        "a number of tokens",
-        "set it to an integer of 1 or more, or leave it out",
-    ),
-}
+    "distance_penalty": (is_amount, "a penalty", "a number from 0 to 1e30"),
+    "query_cost": (or_none(is_amount), "a share of a forward", "a number from 0 to 1e30, or to None for the default"),
+    "acceptance_ratio": (is_share, "a share", "a number above 0 and at most 1"),
+    "prompt_lookup_num_tokens": (or_none(is_count), "a number of drafts", "0 for none, or to a positive integer"),
+    "max_matching_ngram_size": (or_none(is_count), "a number of tokens", "an integer of 1 or more, or leave it out"),
+    "prefill_chunk_size": (or_none(is_count), "a number of tokens", "an integer of 1 or more, or leave it out"),
+}  # fmt: skip
 
 
 def check_values(config: Any, *names: str) -> None:
@@ -118,7 +96,7 @@ def check_values(config: Any, *names: str) -> None:
     for name in names:
         is_right, kind, remedy = VALUES[name]
         if not is_right(value := getattr(config, name)):
-            raise ValueError(f"{name}={value!r} is not {kind}; {remedy}.")
+            raise ValueError(f"{name}={value!r} is not {kind}; set it to {remedy}.")
 
 
 def check_parameters(config: Any) -> None:

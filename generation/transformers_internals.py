@@ -1,8 +1,7 @@
 """What this package takes from transformers and torch that is private, or that differs between their versions.
 
 An upgrade of transformers is checked here: all names exist, with the meaning given, in 5.17.0 to 5.24.0 and torch 2.11
-to 2.15. Each private name is read in one function, with its reason. The methods and attributes that our classes
-override, and that transformers calls, are in `OVERRIDDEN`.
+to 2.15. Each private name is read in one function, with its reason.
 """
 
 from collections.abc import Callable
@@ -21,19 +20,6 @@ from transformers.utils import output_capturing
 from transformers.utils.deprecation import deprecate_kwarg
 
 from wedlm.generation.package import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, VERSION
-
-OVERRIDDEN = {
-    "_sample": "the loop of greedy decoding and sampling; parallel decoding is another loop",
-    "_prepare_generation_config": "resolves generation_config and keyword arguments; some parameters are ours",
-    "_validate_generation_mode": "refuses what a decoding does not offer, before anything is computed",
-    "_get_logits_processor": "makes the processors; MASK is suppressed in front of and behind them",
-    "_prepare_cache_for_generation": "makes the cache; static steps have their own",
-    "_prefill": "the first forward of transformers' own loops, behind which the cache must be filled",
-    "_init_weights": "gives weights that a checkpoint lacks their first values; those of draft adapters are zeros",
-    "_no_split_modules": "device_map and FSDP keep a decoder layer whole",
-    "_can_record_outputs": "the layers whose hidden states and attentions forward may return",
-}
-
 
 # --- The cache ---
 

@@ -69,10 +69,13 @@ def refuse(
     value: object,
     generation_config: GenerationConfig,
     remedy: str = "leave it out (or reset it in model.generation_config)",
+    has_it: tuple[str, ...] = ("autoregressive",),
 ) -> None:
+    """Refuses a call by the decoding of its config; `has_it` are those that offer what is asked for."""
+    others = " or ".join(f'"{decoding}"' for decoding in has_it)
     raise ValueError(
         f"{name}={value!r} is not offered by decoding={generation_config.decoding!r}; {remedy}, or pass "
-        'decoding="autoregressive".'
+        f"decoding={others}."
     )
 
 
@@ -177,24 +180,14 @@ def take_look_up(generation_config: GenerationConfig) -> None:
     Under its own name, transformers would take its own assisted decoding. 0 turns off what verified decoding has by
     default.
     """
-    num_looked_up = generation_config.prompt_lookup_num_tokens
+    num_looked_up, decoding = generation_config.prompt_lookup_num_tokens, generation_config.decoding
     if type(num_looked_up) is int and num_looked_up == 0:
         generation_config.prompt_lookup_num_tokens = None
-    check_look_up(generation_config)
-    if generation_config.decoding != "autoregressive":
-        generation_config.num_looked_up, generation_config.prompt_lookup_num_tokens = num_looked_up, None
-
-
-def check_look_up(generation_config: GenerationConfig) -> None:
-    """Refuses a look-up of drafts where nothing verifies them, and numbers that are not allowed, in every decoding."""
-    decoding, num_looked_up = generation_config.decoding, generation_config.prompt_lookup_num_tokens
-    if num_looked_up is not None and decoding not in AS_IT_IS:
-        raise ValueError(
-            f"prompt_lookup_num_tokens={num_looked_up!r} is not offered by decoding={decoding!r}, whose drafts "
-            "nothing verifies; leave it out (or reset it in model.generation_config), or pass "
-            'decoding="verified" or "autoregressive".'
-        )
+    elif num_looked_up is not None and decoding not in AS_IT_IS:  # nothing verifies the drafts there
+        refuse("prompt_lookup_num_tokens", num_looked_up, generation_config, has_it=AS_IT_IS)
     check_values(generation_config, "prompt_lookup_num_tokens", "max_matching_ngram_size")
+    if decoding != "autoregressive":
+        generation_config.num_looked_up, generation_config.prompt_lookup_num_tokens = num_looked_up, None
 
 
 def check_attention(model: PreTrainedModel, config: PreTrainedConfig, generation_config: GenerationConfig) -> None:

@@ -15,9 +15,17 @@ from torch.nn.functional import pad
 
 from wedlm.generation.callbacks import Callbacks
 from wedlm.generation.plan import cost_of_query, decides_alone, plan_step
-from wedlm.generation.sampling import are_possible, read_slots, share_of_best
+from wedlm.generation.sampling import share_of_best
 from wedlm.generation.sequences import Queries, Sequences, Settings, State
-from wedlm.generation.verified import DECAY, MOST_CERTAIN, PRIOR, VERIFIED, all_but_last_committed, looked_up, verify
+from wedlm.generation.verified import (
+    DECAY,
+    VERIFIED,
+    all_but_last_committed,
+    chances_of,
+    corrections,
+    looked_up,
+    verify,
+)
 
 NEXT_CHANCE = 0.7  # that a draft of a branch is accepted if those before it are, as long as nothing is known
 
@@ -41,14 +49,10 @@ class Branches(NamedTuple):
 
 
 def begin(sequences: Sequences, settings: Settings) -> State:
-    batch, size = len(sequences.number), settings.window_size
-    none = sequences.tokens.new_zeros(batch, size - 1)
+    drafts, size = VERIFIED.begin(sequences, settings).kept, settings.window_size
+    batch, none = len(drafts.tokens), drafts.tokens
     branches = Branches(
-        verified_at=torch.zeros_like(sequences.tokens),
-        tokens=none,
-        estimates=none.float(),
-        chances=none.float(),
-        num_drafts=torch.zeros_like(sequences.number),
+        *drafts[:5],  # all but the record
         is_looked_up=none.new_zeros(batch, 1, dtype=torch.bool),
         bounds=none.new_zeros(batch, size + 1),
         # A limit below the window makes the window as small, whatever the shape of the steps is.
@@ -60,20 +64,21 @@ def begin(sequences: Sequences, settings: Settings) -> State:
 
 def queries(state: State, width: int, settings: Settings) -> Queries:
     """The pending last token of the text, the drafts, the MASKs. Text and drafts predict the slot behind theirs."""
-    (sequences, branches), query = state, settings.arange[:width]
-    bounds, num_needed = branches.bounds, branches.bounds[:, -1:]
+    sequences, branches = state
+    query, bounds, num_needed = settings.arange[:width], branches.bounds, branches.bounds[:, -1:]
     is_text, is_used = query < bounds[:, :1], query < num_needed  # (drafts count as text)
     branch = (bounds[:, 1:, None] <= query).sum(1)
     num_seen = branch + 1  # drafts, and the pending token
     # The first MASK of a branch stands at the slot behind the queries that it sees.
-    slot_shift = (num_seen - bounds.gather(1, branch)).masked_fill(is_text, 0)
-    slots = sequences.num_committed[:, None] + query + slot_shift
+    slot = torch.where(is_text, query, num_seen + query - bounds.gather(1, branch))
+    slots = sequences.num_committed[:, None] + slot
     predicted_slots = slots + (1 if settings.masks_shift else is_text)
     last = sequences.tokens.gather(1, sequences.num_committed[:, None])
     tokens = torch.cat([last, branches.tokens, last.expand(-1, max(0, width - settings.window_size))], dim=-1)
+    # (Queries that a row does not need are its last token, not MASK, for which draft adapters would work.)
+    masks = last.masked_fill(is_used, settings.blank)
     return Queries(
-        # (Queries that a row does not need are its last token, not MASK, for which draft adapters would work.)
-        input_ids=tokens[:, :width].where(is_text, last.masked_fill(is_used, settings.blank)),
+        input_ids=tokens[:, :width].where(is_text, masks),
         position_ids=sequences.prompt_lengths[:, None] + slots,
         logits_indices=query.expand_as(slots),
         predicted_slots=predicted_slots,
@@ -87,15 +92,8 @@ def choose(
     state: State, queries: Queries, logits: Tensor, settings: Settings, callbacks: Callbacks | None
 ) -> tuple[State, Tensor, Tensor, Tensor]:
     """Verifies the drafts, writes what is final now, and takes the next drafts, drawn where tokens are drawn."""
-
-    number, slots = state.sequences.number, queries.predicted_slots
-    tokens, best, shares = read_slots(logits, settings, number, slots, also=share_of_best)
-    chosen = None if settings.processors_read_text else tokens
-    state, new, is_final = verify(state, queries, logits, chosen, settings, callbacks)
-    if chosen is None:  # the callbacks have refused what is impossible
-        best = torch.zeros_like(best)
-    is_possible = is_final <= are_possible(best[:, : is_final.shape[1]])  # (implies)
-    num_new = is_final.sum(-1)
+    state, new, num_new, is_possible, read = verify(state, queries, logits, settings, callbacks, also=share_of_best)
+    tokens, _, shares = read
     return draft(state, tokens, shares, num_new, settings), new, num_new, is_possible
 
 
@@ -105,27 +103,31 @@ def draft(state: State, tokens: Tensor, shares: Tensor, num_new: Tensor, setting
     `tokens` and `shares` `[batch, queries]` are what each query predicts, and its share of the scores. The record of
     how the drafts fared in this text corrects the estimates of each source.
     """
-    (sequences, branches), order = state, settings.arange[1 : settings.window_size]
+    sequences, branches = state
+    order = settings.arange[1 : settings.window_size]
     num_accepted = (num_new - 1).clamp(min=0)[:, None]
 
     # 1. The drafts of both sources. (Unless MASKs shift, the first one of a branch stood for a token that is final.)
     bounds = branches.bounds.unfold(1, 2, 1).gather(1, num_accepted[..., None].expand(-1, -1, 2))
+    begin, end = bounds.unbind(-1)  # of the branch
     first = 0 if settings.masks_shift else 1
-    mask = bounds[..., 0] + settings.arange[first : first + settings.window_size - 1]
-    is_made = mask < bounds[..., 1]
+    mask = begin + settings.arange[first : first + settings.window_size - 1]
+    is_made = mask < end
     mask = mask.clamp(max=tokens.shape[1] - 1)
     of_masks, estimates_of_masks = tokens.gather(1, mask), shares.gather(1, mask) * is_made
     of_text, estimates_of_text = looked_up(sequences, num_new, settings)
 
     # 2. Their chances, by the record of the steps before this one.
     estimates = torch.stack([estimates_of_masks, estimates_of_text], dim=1)  # [batch, sources, drafts]
-    chances = (estimates * corrections(branches)[:, :2, None]).clamp(max=MOST_CERTAIN).cumprod(-1)
+    chances = chances_of(estimates, corrections(branches.record)[:, :2])
     expected = chances.sum(-1)
 
     # 3. What is recorded: the drafts that were verified, and the chances of this branch.
     is_verified = order <= torch.minimum(num_new, branches.num_drafts)[:, None]
     num_expected = (branches.estimates * is_verified).sum(-1, keepdim=True)
     sources = branches.is_looked_up == settings.arange[:2]  # of MASKs, of the text
+    # The drafts of the branch whose predecessors are all accepted, in expectation. (Each chance is at most
+    # MOST_CERTAIN of the one before, so the corrected NEXT_CHANCE stays below 1.)
     num_reached = (pad(chances[:, 0, :-1], (1, 0), value=1.0) * is_made).sum(-1)
     of_drafts = torch.cat([num_accepted, num_expected], dim=-1)[..., None] * sources[:, None]
     of_branches = torch.stack([expected[:, 0], NEXT_CHANCE * num_reached], dim=-1)[..., None]
@@ -143,22 +145,16 @@ def draft(state: State, tokens: Tensor, shares: Tensor, num_new: Tensor, setting
     return State(sequences, branches)
 
 
-def corrections(branches: Branches) -> Tensor:
-    """Observed / expected, of the record and the PRIOR, `[batch, 3]`."""
-    sums = branches.record + PRIOR
-    return sums[:, 0] / sums[:, 1]
-
-
 def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> tuple[State, Tensor]:
     """Commits all final tokens but the last, as without branches; plans drafts and MASKs of the next forward pass."""
     sequences, num_kept = all_but_last_committed(state.sequences, num_new)
-    chances, next_chance = state.kept.chances, NEXT_CHANCE * corrections(state.kept)[:, 2:]
+    kept, next_chance = state.kept, NEXT_CHANCE * corrections(state.kept.record)[:, 2:]
     cost, is_alone, rank = cost_of_query(sequences, settings, num_rows), decides_alone(settings), settings.arange
-    bounds = plan_step(
-        chances, next_chance, sequences.num_open, state.kept.most, cost, is_alone, settings.masks_shift, rank
+    planned = plan_step(
+        kept.chances, next_chance, sequences.num_open, kept.most, cost, is_alone, settings.masks_shift, rank
     )
-    num_drafts, bounds = bounds[:, 0], bounds + sequences.num_pending[:, None]
-    branches = state.kept._replace(num_drafts=num_drafts, bounds=bounds)
+    bounds = planned + sequences.num_pending[:, None]  # counted from the pending token
+    branches = kept._replace(num_drafts=planned[:, 0], bounds=bounds)
     return State(sequences._replace(num_queries=bounds[:, -1]), branches), num_kept
 
 

@@ -18,7 +18,7 @@ from transformers.generation import BaseStreamer
 
 from wedlm.generation.branches import BRANCHES
 from wedlm.generation.callbacks import Callbacks, are_needed
-from wedlm.generation.model_kind import ModelKind, kind_of, max_positions_of
+from wedlm.generation.model_kind import SLIDING, ModelKind, kind_of, layer_types_of, masks_shift, max_positions_of
 from wedlm.generation.parameters import default_query_cost, default_window_size
 from wedlm.generation.sampling import SlotNoise, reads_no_text
 from wedlm.generation.sequences import NO_TOKEN, Sequences, Settings, State, Strategy, Text
@@ -81,7 +81,7 @@ class Call:
     @property
     def noise_shape(self) -> tuple[int, int, int]:
         """The rows, slots and tokens of the noise, where tokens are drawn."""
-        # A static step may begin a whole step after the last slot that the host knows of.
+        # (The host is one static step behind, so it draws for two steps.)
         num_slots = (4 if self.is_static else 2) * self.window_size + 1
         return len(self.input_ids), num_slots, self.kind.config.vocab_size
 
@@ -92,7 +92,7 @@ class Call:
         settings = Settings(
             window_size=self.window_size,
             mask_token_id=self.mask_token_id,
-            masks_shift=self.kind.masks_shift,
+            masks_shift=masks_shift(self.model),
             end_tokens=input_ids.new_empty(0, dtype=torch.long) if end_tokens is None else end_tokens,
             processors=self.processors,
             processors_read_text=not all(map(reads_no_text, self.processors)),
@@ -126,10 +126,6 @@ class Prompt(NamedTuple):
     def lengths(self) -> Tensor:
         """The number of tokens of each row, `[batch]`."""
         return self.is_text.sum(-1)
-
-    @property
-    def cached_is_text(self) -> Tensor:
-        return self.is_text[:, : self.num_cached]
 
     def right_aligned(self, input_ids: Tensor) -> Tensor:
         """The tokens of `input_ids`, moved to the right end of each row, with NO_TOKEN in front."""
@@ -165,9 +161,9 @@ def read_prompt(
     num_cached, new = split_cached(input_ids, attention_mask, num_cached)
     is_text = attention_mask.bool()
     is_new = is_text[:, num_cached:]
-    has_gap = (is_text[:, :-1] & ~is_text[:, 1:]).any() if kind.slides else is_text.new_zeros(())
+    slides = SLIDING in layer_types_of(kind.config)
     findings = [
-        has_gap,
+        (is_text[:, :-1] & ~is_text[:, 1:]).any() if slides else is_text.new_zeros(()),
         ((new < 0) | (new >= vocab_size)).any(),
         (new.eq(-1 if mask_token_id is None else mask_token_id) & is_new).any(),
         (~is_text).all(-1).any(),

@@ -17,7 +17,6 @@ from transformers.generation import BaseStreamer
 
 from wedlm.generation.sampling import (
     PLAIN_PROCESSORS,
-    NoTokenError,
     are_possible,
     draft_or_best,
     processed,
@@ -88,7 +87,7 @@ def are_needed(
 class RowProgress:
     """How far one row of the batch has come."""
 
-    num_reachable: int = 0  # Tokens with no open slot before them. Left to right, those from num_read on come next.
+    num_reachable: int = 0  # Tokens that may be read: those without a gap or, left to right, those with logits.
     num_read: int = 0  # Tokens that the criteria have been asked about.
     logits: Tensor | None = None  # Left to right, [n, vocabulary]: of the last n slots before `num_reachable`.
     alive: bool = True
@@ -144,17 +143,6 @@ class Callbacks:
 
     # --- Streaming and blockwise decoding ---
 
-    def choose_run(
-        self, sequences: Sequences, queries: Queries, selected: Tensor, logits: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Left to right: says which predicted slots have a token by now, and gives the tokens."""
-        # The slots selected without a gap, or at least the first open one.
-        lengths = torch.maximum(selected.cumprod(-1).sum(-1), queries.is_predicted[:, 0].long())
-        self.take_runs(sequences, lengths.tolist(), logits)
-        self.read_on(sequences)
-        selected = queries.is_predicted & (queries.predicted_slots < self.num_read(sequences)[:, None])
-        return selected, self.tokens_at(sequences, queries.predicted_slots)
-
     def note_filled(
         self, sequences: Sequences, filled: Tensor, queries: Queries, selected: Tensor, logits: Tensor
     ) -> None:
@@ -168,24 +156,30 @@ class Callbacks:
             end = sequences.num_committed[0] + sequences.num_queries[0]
             self.stream.guess(tokens[:end], filled[0, :end].clone())
 
-    # --- Verified decoding ---
-
-    def verify(
-        self, sequences: Sequences, slots: Tensor, may_fill: Tensor, drafts: Tensor, logits: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Left to right: chooses tokens for `slots` up to the first that is not its draft; says which were chosen.
-
-        A negative draft stands for none. No row keeps logits: a later forward pass verifies again what could not be
-        chosen in step.
-        """
-        self.take_runs(sequences, may_fill.sum(-1).tolist(), logits)
-        self.read_on(sequences, drafts.tolist())
-        for row in self.rows:
-            row.num_reachable = row.num_read
-        is_chosen = may_fill & (slots < self.num_read(sequences)[:, None])
-        return self.tokens_at(sequences, slots), is_chosen
-
     # --- Every decoding ---
+
+    def choose_run(
+        self, sequences: Sequences, slots: Tensor, lengths: Tensor, logits: Tensor, drafts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Left to right: chooses tokens for the first `lengths` `[batch]` of `slots`, as far as rows may go.
+
+        With `drafts`, of which a negative one stands for none, it stops behind the first token that is not its draft,
+        and no row keeps logits: a later forward pass verifies again what could not be chosen in step.
+
+        Returns:
+            `tuple[torch.LongTensor, torch.BoolTensor]`: The tokens, and which slots have one by now.
+        """
+        for i, (number, length) in enumerate(zip(sequences.number.tolist(), lengths.tolist(), strict=True)):
+            row = self.rows[number]
+            if row.num_read == row.num_reachable:  # (Others still have logits that wait.)
+                row.logits = logits[i, :length].clone()  # a view would keep all logits alive
+                row.num_reachable += length
+        self.read_on(sequences, None if drafts is None else drafts.tolist())
+        if drafts is not None:
+            for row in self.rows:
+                row.num_reachable = row.num_read
+        places = self.prompt_width + slots.clamp(max=self.max_new_tokens - 1)
+        return self.ids[sequences.number].gather(1, places), slots < self.num_read(sequences)[:, None]
 
     def ended(self, sequences: Sequences, num_new: Tensor) -> Sequences:
         """Reads what has become known, and ends the sequences whose text is complete."""
@@ -209,24 +203,12 @@ class Callbacks:
     def num_read(self, sequences: Sequences) -> Tensor:
         return sequences.tokens.new_tensor([row.num_read for row in self.rows])[sequences.number]
 
-    def tokens_at(self, sequences: Sequences, slots: Tensor) -> Tensor:
-        slots = slots.clamp(max=self.max_new_tokens - 1)
-        return self.ids[sequences.number].gather(1, self.prompt_width + slots)
-
-    def take_runs(self, sequences: Sequences, lengths: list[int], logits: Tensor) -> None:
-        """Gives each row the logits of its next tokens, unless it still has some that wait."""
-        for i, number in enumerate(sequences.number.tolist()):
-            row = self.rows[number]
-            if row.num_read == row.num_reachable:
-                row.logits = logits[i, : lengths[i]].clone()  # a view would keep all logits alive
-                row.num_reachable += lengths[i]
-
     def read_on(self, sequences: Sequences, drafts: list[list[int]] | None = None) -> None:
         """Takes every row on, width by width, to what is known of it: chooses tokens and asks the criteria.
 
         With drafts, a row stops after the first token that is not its draft: later logits followed a wrong one.
         """
-        before = [row.num_read for row in self.rows]
+        first_slots = [row.num_read for row in self.rows]  # of the first column of drafts
         alive = [i for i, row in enumerate(self.rows) if row.alive]
         row_of = {row: i for i, row in enumerate(sequences.number.tolist())}
         first, last = min(self.rows[i].num_read for i in alive), max(self.rows[i].num_reachable for i in alive)
@@ -237,7 +219,7 @@ class Callbacks:
                 return
             if not rows:
                 continue
-            drafts_here = None if drafts is None else [drafts[row_of[i]][slot - before[i]] for i in rows]
+            drafts_here = None if drafts is None else [drafts[row_of[i]][slot - first_slots[i]] for i in rows]
             if self.settings.processors_read_text:
                 tokens = self.choose(slot, rows, sequences, row_of, drafts_here)
             else:
@@ -252,7 +234,9 @@ class Callbacks:
         """Puts the tokens of `rows` at `slot` into the text, and asks the criteria which of these rows end there."""
         width = self.prompt_width + slot
         self.ids[rows, width] = tokens
-        is_done = self.criteria(self.ids[:, : width + 1].contiguous(), self.records.scores_up_to(slot)).tolist()
+        scores = self.records.columns.get("scores")
+        scores = None if scores is None else tuple(scores[: slot + 1])
+        is_done = self.criteria(self.ids[:, : width + 1].contiguous(), scores).tolist()
         for i in rows:
             row = self.rows[i]
             row.num_read += 1
@@ -262,6 +246,7 @@ class Callbacks:
         self, slot: int, rows: list[int], sequences: Sequences, row_of: dict[int, int], drafts: list[int] | None
     ) -> Tensor:
         """Chooses a token for `slot` in each of `rows`, from the logits that the row keeps."""
+        # (A negative index, counted from the end.)
         chosen_from = torch.stack([self.rows[i].logits[slot - self.rows[i].num_reachable] for i in rows])
         logits = chosen_from.new_zeros(len(self.ids), chosen_from.shape[-1], dtype=torch.float32)
         logits[rows] = chosen_from.float()
@@ -308,10 +293,6 @@ class ScoreRecords:
         for i, (row, slot) in enumerate(zip(rows.tolist(), slots.tolist(), strict=True)):
             self.put(slot, [row], logits=logits[i], scores=scores[i])
 
-    def scores_up_to(self, slot: int) -> tuple[Tensor, ...] | None:
-        """The scores of the slots through `slot`, as criteria get them; None where they are not recorded."""
-        return tuple(self.columns["scores"][: slot + 1]) if "scores" in self.columns else None
-
     def of_text(self, num_tokens: Tensor) -> dict[str, tuple[Tensor, ...]]:
         """The records of each row's first `num_tokens` tokens, by name."""
         longest = int(num_tokens.max())
@@ -349,26 +330,9 @@ class TextStream:
             for tokens in new if len(new) == 1 else new.T.contiguous():
                 self.streamer.put(tokens)
         self.num_streamed = num_final
-        if self.shows_guesses and is_alive:
+        if self.guesses is not None and is_alive:
             tokens, filled = (values[num_final:].cpu() for values in self.guesses)
             if hasattr(self.streamer, "put_window"):
                 self.streamer.put_window(tokens, filled)
             else:
                 self.streamer.put_draft(tokens)
-
-
-class FirstScores(LogitsProcessor):
-    """Looks at the first scores of a call. (A look at each would make the host wait for the device at each token.)"""
-
-    def __init__(self):
-        self.is_first = True
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        if self.is_first and scores.isnan().any():
-            row = scores.isnan().any(-1).nonzero()[0].item()
-            raise NoTokenError(
-                f"The scores of row {row} at its first new token are not a number; look for NaN in the weights, or "
-                "load them in another dtype."
-            )
-        self.is_first = False
-        return scores

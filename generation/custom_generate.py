@@ -48,7 +48,7 @@ class Verified:
 
     def __init__(
         self,
-        streamer: BaseStreamer | None = None,
+        streamer: BaseStreamer | None = None,  # of the one call that `answer` makes the object for, as synced_gpus
         synced_gpus: bool | None = None,
         loop: Callable | None = None,  # what gets the resolved call, in place of the loop of decoding
         **settings: Any,
@@ -81,7 +81,9 @@ class Verified:
         call = (input_ids, logits_processor, stopping_criteria, config)
         if config.decoding == "autoregressive":
             output = own_loop(model)(*call, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
-            return autoregressive_output(output, input_ids.shape[1], config)
+            # (An encoder-decoder's output has other fields.)
+            is_decoder = not model.config.is_encoder_decoder
+            return autoregressive_output(output, input_ids.shape[1], config) if is_decoder else output
         check_support(model, config, model_kwargs)
         check_fits(model, len(input_ids))
         return (self.loop or decode)(model, *call, synced_gpus, streamer, **model_kwargs)
@@ -119,8 +121,8 @@ def resolved_config(model: PreTrainedModel, **arguments: Any) -> GenerationConfi
 def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str, Any]):
     """Answers `model.generate(*args, **kwargs)` by this strategy, for the wrapper around `GenerationMixin.generate`.
 
-    `own` is transformers' generate(), which resolves the call and comes back to `Verified.decode`. It hands on neither
-    the streamer nor the tokenizer of stop strings, so they are taken out here.
+    `own` is transformers' generate(), which resolves the call and comes back to `Verified.decode`. It hands neither
+    the streamer nor synced_gpus to a function, so the strategy carries them; stop strings become a criterion.
     """
     arguments = signature(own).bind(model, *args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})
@@ -129,15 +131,16 @@ def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str,
     strategy = strategy if isinstance(strategy, Verified) else verified
     given = strategy.settings | {name: arguments.pop(name) for name in PARAMETERS if name in arguments}
     with_stop_strings(model, arguments)
-    if not is_stock(model):  # it has the decoding itself
+    if not is_stock(model):  # It decodes in its own `_sample`; only a running batch has a loop in its place.
         return own(model, **{"decoding": "verified", **given, **arguments}, custom_generate=strategy.loop)
     with undone_on_error(arguments.get(CACHE, arguments.get("past_key_values")), arguments.get("streamer")):
         look_up = {name: given[name] for name in LOOK_UP if name in given}
         config = resolved_generation_config(model, **look_up, **arguments)
         decoding = given.pop("decoding", None) or getattr(config, "decoding", "verified")
-        if decoding == "autoregressive" and mode_of(config, arguments.get("assistant_model")) not in MODES:
+        mode = mode_of(config, arguments.get("assistant_model"))
+        if decoding == "autoregressive" and (config.token_healing or mode not in MODES):
             return own(model, **look_up, **arguments)
-        if config.token_healing and decoding != "autoregressive":
+        if config.token_healing:
             refuse("token_healing", config.token_healing, resolved(model, config, {}))
         if (assistant := arguments.get("assistant_model")) is not None:
             raise ValueError(
@@ -164,7 +167,7 @@ def with_stop_strings(model: PreTrainedModel, arguments: dict[str, Any]) -> None
     given = [arguments.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
     stop_strings = next((value for value in given if value is not None), None)
     if stop_strings is not None and arguments.get("tokenizer") is not None:
-        criterion = StopStringCriteria(tokenizer=arguments.pop("tokenizer"), stop_strings=stop_strings)
+        criterion = StopStringCriteria(tokenizer=arguments["tokenizer"], stop_strings=stop_strings)
         arguments["stopping_criteria"] = StoppingCriteriaList([*(arguments.get("stopping_criteria") or ()), criterion])
         arguments["stop_strings"] = None
 

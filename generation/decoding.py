@@ -21,7 +21,7 @@ from wedlm.generation.transformers_internals import (
     CACHE,
     compile_on_any_device,
     end_tokens_of,
-    has_hooks,
+    has_hooks_on,
     has_unfinished_rows,
     pad_token_of,
     would_compile,
@@ -77,12 +77,12 @@ class Decoding:
         self.num_chunks = 0  # forward passes over chunks of the prompt, before the first step
         self.longest = 0  # committed tokens of the longest sequence, the prompt included
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
-        self.rows_may_leave = self.num_alive > 1 and not has_hooks(self.model)
+        self.rows_may_leave = self.num_alive > 1 and not has_hooks_on(self.model.modules())
         self.static = StaticSteps.of(call, self.settings, self.state) if call.is_static else None
         if self.static is not None:
             self.cache: RowCache | None = self.static.cache
         elif call.past_key_values is not None:
-            columns = call.past_key_values, call.prompt.cached_is_text
+            columns = call.past_key_values, call.prompt.is_text[:, : call.prompt.num_cached]
             self.cache = RowCache.of_columns(*columns, call.max_entries, call.returns_cache)
         else:
             self.cache = None
@@ -183,7 +183,8 @@ class Decoding:
         if not call.generation_config.return_dict_in_generate:
             return ids
         records: dict[str, Any] = {} if self.callbacks is None else self.callbacks.records.of_text(num_tokens)
-        counts = sequences.counts() | self.strategy.counts(state, self.settings.window_size)
+        of_all = statistics(num_tokens, sequences.forwards, sequences.window_queries)
+        counts = of_all | self.strategy.counts(state, self.settings.window_size)
         return WeDLMGenerateOutput(sequences=ids, **records, **{CACHE: call.past_key_values}, **counts)
 
 
@@ -201,9 +202,9 @@ def step(
     The forward pass reads `valid_length` leading entries of the cache. Returns the state behind the step, and its
     `Status`, `[4, batch]`.
     """
-    # (The logits are held by nobody here, so that `after_forward` can free them.)
+    # (No name holds the logits here, so `after_forward` can free them.)
     state, num_kept, status = after_forward(settings, state, queries, forward(queries, cache, valid_length), callbacks)
-    if cache is not None:
+    if cache is not None:  # (a prompt in front stays whole)
         cache.commit(num_kept if queries.num_text is None else queries.num_text + num_kept)
     return state, status
 

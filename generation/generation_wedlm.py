@@ -1,7 +1,7 @@
 """generate() of a WeDLM model: parallel decoding behind transformers' own interface."""
 
 from functools import wraps
-from inspect import signature
+from inspect import isfunction, signature
 from typing import Any
 
 import torch
@@ -18,11 +18,10 @@ from transformers.generation import BaseStreamer, GenerationMode, SuppressTokens
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from wedlm.generation.call import undone_on_error
-from wedlm.generation.callbacks import FirstScores
 from wedlm.generation.decoding import WeDLMGenerateOutput, autoregressive_output, decode
 from wedlm.generation.package import from_package
 from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of
-from wedlm.generation.sampling import reads_no_text
+from wedlm.generation.sampling import NoTokenError, reads_no_text
 from wedlm.generation.static_steps import KEPT
 from wedlm.generation.transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
 from wedlm.generation.validation import (
@@ -81,7 +80,8 @@ class WeDLMGenerationMixin(GenerationMixin):
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict]:
-        # They are set last, since None means "not given" to transformers, and entropy_threshold=None is a value.
+        # A keyword comes before generation_config, and that before the model's own. They are set last, since None
+        # means "not given" to transformers, and entropy_threshold=None is a value.
         given = (
             {name: vars(generation_config)[name] for name in DEFAULTS.keys() & vars(generation_config).keys()}
             if generation_config is not None
@@ -115,9 +115,6 @@ class WeDLMGenerationMixin(GenerationMixin):
             if not all(map(reads_no_text, processors)):
                 processors.append(ban)  # a processor may have set scores of its own
             processors.insert(0, ban)  # so that none sees a score for MASK
-        is_autoregressive = getattr(generation_config, "decoding", None) == "autoregressive"
-        if is_autoregressive and not generation_config.remove_invalid_values:
-            processors.insert(0, FirstScores())
         return processors
 
     @deprecates_old_name
@@ -125,17 +122,19 @@ class WeDLMGenerationMixin(GenerationMixin):
     def generate(self, *args, **kwargs):
         streamer = signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")
         with undone_on_error(kwargs.get(CACHE), streamer):
-            inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
-            if inputs is not None:
-                check_inputs(inputs)
+            for inputs in (*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")):
+                if inputs is not None:
+                    check_inputs(inputs)
             given = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
-            settings = {"decoding": "verified", **kwargs} if kwargs.get("custom_generate") is not None else kwargs
-            warn_of_call(self, decoding_of(given, settings, self), given, kwargs)
+            strategy = kwargs.get("custom_generate")
+            if not isfunction(strategy):  # which would replace the decoding
+                settings = kwargs if strategy is None else {"decoding": "verified", **kwargs}
+                warn_of_call(self, decoding_of(given, settings, self), given, kwargs)
             return super().generate(*args, **kwargs)
 
     def _prepare_cache_for_generation(self, generation_config: GenerationConfig, model_kwargs: dict, *args):
         """Makes no StaticCache for parallel decoding, whose static steps have a cache of their own."""
-        asked = generation_config.cache_implementation
+        asked = generation_config.cache_implementation  # which `Call` reads later
         if generation_config.decoding != "autoregressive" and model_kwargs.get(CACHE) is None:
             generation_config.cache_implementation = None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
@@ -147,6 +146,13 @@ class WeDLMGenerationMixin(GenerationMixin):
         output = super()._prefill(input_ids, generation_config, model_kwargs, *args, **kwargs)
         if (cache := getattr(output, CACHE)) is not None:
             check_is_filled(int(cache.get_seq_length()) > length)
+        # (Here alone, since a look at each token would let the host wait for the device.)
+        is_nan = output.logits[:, -1].isnan().any(-1)
+        if not generation_config.remove_invalid_values and is_nan.any():
+            raise NoTokenError(
+                f"The scores of row {is_nan.nonzero()[0].item()} at its first new token are not a number; look for "
+                "NaN in the weights, or load them in another dtype."
+            )
         return output
 
     def generate_batch(

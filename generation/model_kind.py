@@ -103,15 +103,6 @@ class ModelKind:
     def mask_token_id(self) -> int | None:
         return self.model.config.require_mask_token_id()
 
-    @property
-    def masks_shift(self) -> bool:
-        return masks_shift(self.model)
-
-    @property
-    def slides(self) -> bool:
-        """Whether layers have sliding windows, which count the columns of a mask."""
-        return False
-
     def forward(self, queries: Queries, cache: RowCache | None, valid_length: int) -> Tensor:
         """The logits of the queries that predict slots, `[batch, predicted, vocabulary]`.
 
@@ -138,18 +129,13 @@ class ModelKind:
         """
         num_queries, prefix = queries.input_ids.shape[1], queries.visible_prefix
         if cache is not None:
-            # (Static steps need a mask: a graph cannot hold flash-attn's function for caches.)
-            knows_lengths = not cache.is_static and self.attends_by_lengths
+            # Flash attention reads the length of each row. (A graph cannot hold its function for caches.)
+            knows_lengths = not cache.is_static and is_flash_attention_requested(self.config)
             return cache.begin_forward(num_queries, valid_length, prefix, knows_lengths, queries.num_needed)
         if prefix is None and not self.needs_mask:
             return None
         last = torch.arange(num_queries, device=queries.input_ids.device).expand_as(queries.input_ids)
         return seen_entries(last, prefix, num_queries)
-
-    @property
-    def attends_by_lengths(self) -> bool:
-        """Whether attention reads the length of each row instead of a mask."""
-        return is_flash_attention_requested(self.config)
 
     def mask_and_positions(self, is_seen: Tensor | None, position_ids: Tensor, starts: Tensor | None) -> dict:
         return {"attention_mask": is_seen, "position_ids": position_ids}
@@ -165,18 +151,10 @@ class StockKind(ModelKind):
     needs_mask = True
 
     @property
-    def attends_by_lengths(self) -> bool:
-        return False
-
-    @property
     def mask_token_id(self) -> int | None:
         """None but that of a draft adapter, a number behind the model's tokens."""
         embedding = self.model.get_input_embeddings()
         return embedding.mask_token_id if getattr(embedding, "has_active_mask", False) else None
-
-    @property
-    def slides(self) -> bool:
-        return SLIDING in layer_types_of(self.config)
 
     def mask_and_positions(self, is_seen: Tensor | None, position_ids: Tensor, starts: Tensor | None) -> dict:
         """Clamps positions to the last one that is learned: those of drafts and unneeded queries may lie past it."""
@@ -191,7 +169,7 @@ class StockKind(ModelKind):
         embedding = self.model.get_input_embeddings()
         adapter = getattr(embedding, "drafts_at", lambda input_ids: nullcontext())
         with adapter(inputs["input_ids"]):
-            if indices.shape[1] == inputs["input_ids"].shape[1]:  # all, in their order
+            if indices.shape[1] == inputs["input_ids"].shape[1]:  # all; behind a row's own ones nothing is read
                 return self.model(**inputs).logits
             columns, index = indices.unique(return_inverse=True)  # waits for the device
             if "logits_to_keep" in signature(self.model.forward).parameters:
@@ -203,10 +181,6 @@ class StockKind(ModelKind):
 
 def kind_of(model: PreTrainedModel) -> ModelKind:
     return StockKind(model) if is_stock(model) else ModelKind(model)
-
-
-def mask_token_of(model: PreTrainedModel) -> int | None:
-    return kind_of(model).mask_token_id
 
 
 def masks_of_layers(

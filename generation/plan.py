@@ -39,7 +39,10 @@ def num_worthwhile(chances: Tensor, sequences: Sequences, settings: Settings, nu
 
 
 def pays(gains: Tensor, cost: Tensor | float, is_alone: bool) -> Tensor:
-    """Whether queries gain more tokens than they cost; rows that are not alone decide by their mean."""
+    """Whether queries gain more tokens than they cost. Rows that are not alone decide by the mean of each column.
+
+    (A column may be each row's n-th best query, since a forward pass of n queries costs all rows alike.)
+    """
     above_cost = gains - cost
     return ((above_cost if is_alone else above_cost.mean(0)) > 0) & (gains > 0)
 
@@ -81,7 +84,7 @@ def plan_step(
     size = chances.shape[1] + 1 - num_unused
     rank = torch.arange(2 * size, device=chances.device) if rank is None else rank[: 2 * size]
     order = rank[:size]
-    distance = order + 1 if masks_shift else order.clamp(min=1)  # the number of the draft that a MASK makes
+    distance = order + 1 if masks_shift else order.clamp(min=1)  # the draft that a MASK makes, or helps to make
     of_drafts = pad(chances[:, : size - 1], (0, 1)) * (order < num_open[:, None])
     exactly = pad(of_drafts[:, :-1], (1, 0), value=1.0) - of_drafts  # P(exactly n drafts are accepted)
     of_distance = next_chance**distance

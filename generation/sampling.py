@@ -92,6 +92,11 @@ def are_possible(best: Tensor) -> Tensor:
     return best > -torch.inf
 
 
+def implies(condition: Tensor, result: Tensor) -> Tensor:
+    """Where booleans keep the rule "if `condition` then `result`", by one operator."""
+    return condition <= result
+
+
 def draft_or_best(scores: Tensor, drafts: Tensor, margin: Tensor) -> Tensor:
     """Chooses the draft of each `[n, vocabulary]` of processed scores if it is accepted, else the likeliest token.
 
@@ -161,6 +166,7 @@ class SlotNoise:
                 while self.num_drawn[row] < end:
                     self.keep(row, self.drawn(1, self.generators[row])[0])
             return
+        # The first slot of each row whose noise would overwrite one that the row still needs.
         fronts = [start + self.values.shape[1] for start in num_committed]
         for slot in range(min(self.num_drawn[row] for row in rows), max(ends)):
             next_here = [i for i, row in enumerate(rows) if self.num_drawn[row] == slot and slot < fronts[i]]

@@ -17,9 +17,9 @@ NO_TOKEN = -1  # in columns of a prompt that hold none, and where there is no dr
 class Sequences(NamedTuple):
     """What every decoding knows of each sequence: its prompt, and the new tokens behind it.
 
-    Slot s is the place of a sequence's new token s, at position prompt length + s. A token is final when no later step
-    can change it. It is committed when its key and value stay in the cache, which takes a forward pass over it; until
-    then it is pending. A step replaces tensors, but for `tokens`, into which it writes.
+    Slot s is the place of a sequence's new token s, at position prompt length + s. A token is final when it and all
+    before it stay as they are. It is committed when its key and value stay in the cache, which takes a forward pass
+    over it; until then it is pending. A step replaces tensors, but for `tokens`, into which it writes.
     """
 
     prompt: Tensor  # [batch, columns]: right-aligned behind NO_TOKEN
@@ -28,7 +28,7 @@ class Sequences(NamedTuple):
     limit: Tensor  # max_new_tokens; there may be more slots
     number: Tensor  # which sequence of the call this is
     num_committed: Tensor  # committed new tokens
-    num_final: Tensor  # final new tokens, those that are pending included
+    num_final: Tensor  # final new tokens, pending ones included; `num_committed` once the sequence has ended
     num_queries: Tensor  # queries that the next forward pass needs, behind the prompt
     num_tokens: Tensor  # tokens of the text so far, an end token included
     is_alive: Tensor  # whether the text is still incomplete
@@ -72,11 +72,10 @@ class Sequences(NamedTuple):
         self.tokens.scatter_(1, slots, tokens)
         return slots
 
-    def counted(self, takes_part: Tensor) -> "Sequences":
-        """Counts a forward pass for those that take part in it."""
-        return self._replace(
-            forwards=self.forwards + takes_part, window_queries=self.window_queries + takes_part * self.num_queries
-        )
+    def counted(self) -> "Sequences":
+        """Counts a forward pass for those that are alive."""
+        num_queries = self.window_queries + self.is_alive * self.num_queries
+        return self._replace(forwards=self.forwards + self.is_alive, window_queries=num_queries)
 
     def ended(self, new: Tensor, num_new: Tensor, settings: "Settings") -> "Sequences":
         """Ends those with an end token among their `num_new` new final tokens, and those at their limit.
@@ -97,9 +96,6 @@ class Sequences(NamedTuple):
         column = torch.arange(longest, device=text.device) + (self.prompt.shape[1] - self.prompt_lengths)[:, None]
         lengths = self.prompt_lengths + self.num_committed
         return Text(text.gather(1, column.clamp(max=text.shape[1] - 1)), lengths, torch.zeros_like(lengths))
-
-    def counts(self) -> dict[str, Any]:
-        return statistics(self.num_tokens, self.forwards, self.window_queries)
 
 
 def wider(per_slot: Tensor, num_slots: int, blank: int = 0) -> Tensor:
@@ -132,7 +128,7 @@ class Settings(NamedTuple):
 
     @property
     def values(self) -> tuple:
-        """All of them, in one tuple."""
+        """All of them in one tuple, those of the rule in its place."""
         return (*self[:-1], *self.rule)
 
     @property
@@ -151,15 +147,17 @@ class Strategy(NamedTuple):
     rule: Callable  # (config, window_size, query_cost, device) -> `Settings.rule`
     begin: Callable  # (sequences, settings) -> the state before the first forward pass
     queries: Callable  # (state, width, settings) -> those of the next forward pass, `width` for each sequence
-    # (state, queries, logits, settings, callbacks) -> (state, new, num_new, is_possible): gives slots tokens. Of the
-    # tokens `new` `[batch, n]` the first `num_new` `[batch]` are final now; `is_possible` `[batch, m]` is False for
-    # those of the first m predicted slots that got a token without a finite score.
+    # (state, queries, logits, settings, callbacks) -> (state, new, num_new, is_possible): gives slots tokens. The
+    # first `num_new` `[batch]` of the tokens `new` `[batch, n]` follow the final ones without a gap (`commit` says
+    # which are final now); `is_possible` `[batch, m]` is False for those of the first m predicted slots that got a
+    # token without a finite score.
     choose: Callable
     # (state, num_new, settings, num_rows) -> (state, num_kept): says which queries stay in the cache, the first
     # `num_kept` `[batch]`, and plans the next forward pass, over `num_rows` rows.
     commit: Callable
     most_queries: Callable  # (settings) -> the most queries of a sequence in a later forward pass
-    # (state) -> the text of one sequence with its drafts, and which of these tokens are no guesses; or None
+    # (state) -> the text of one sequence with its drafts, and which of these tokens are no guesses; or None, where
+    # `choose` has shown them
     guesses: Callable
     counts: Callable  # (state, window_size) -> statistics of the output, `[batch, ...]` each
     # (state, settings) -> the queries behind the prompt in the first forward pass; by default none
@@ -193,11 +191,6 @@ class State(NamedTuple):
     def room(self) -> tuple[int, int]:
         """The number of slots, and of columns of the prompt."""
         return self.sequences.scratch_slot, self.sequences.prompt.shape[1]
-
-    @property
-    def of_any_width(self) -> tuple[Tensor, ...]:
-        """The tensors with a column for each slot, or for each column of the prompt."""
-        return *self.sequences[:2], self.kept[0]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -299,7 +292,7 @@ class Queries(NamedTuple):
         # `source` is the query's column in [text ; window]. Behind the window its last query is repeated, unseen.
         source = torch.where(query < lengths, query, query - lengths + width).clamp(max=width + num_queries - 1)
         in_front, seen = Queries.of_text(text), self.visible_prefix
-        if seen is not None:
+        if seen is not None:  # (Tokens of the window see all of the text in front; a branch sees n queries more.)
             seen = (pad(seen, (width, 0)).gather(1, source) + lengths).masked_fill(query < lengths, 0)
         return self._replace(
             input_ids=torch.cat([in_front.input_ids, self.input_ids], dim=-1).gather(1, source),
@@ -308,12 +301,6 @@ class Queries(NamedTuple):
             visible_prefix=seen,
             num_text=text.lengths,
             num_needed=None if self.num_needed is None else lengths + self.num_needed,
-        )
-
-    def seeing_all_before(self) -> "Queries":
-        """The same queries, with `visible_prefix` where it was None."""
-        return (
-            self if self.visible_prefix is not None else self._replace(visible_prefix=torch.zeros_like(self.input_ids))
         )
 
     def to(self, device: torch.device) -> "Queries":

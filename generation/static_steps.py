@@ -18,7 +18,7 @@ from wedlm.generation.transformers_internals import (
     allow_any_length,
     attention_of,
     fix_length,
-    has_hooks,
+    has_hooks_on,
     keep_address,
     num_changes,
 )
@@ -53,7 +53,7 @@ class StaticSteps:
         self.built_in: Any = None  # what the graphs hold, apart from the values of tensors
         self.settings: Settings | None = None  # whose tensors the graphs read
         self.pool: Any = None  # the memory that they share
-        for buffer in self.state.of_any_width:
+        for buffer in (*self.state.sequences[:2], self.state.kept[0]):  # of any number of columns, or of slots
             allow_any_length(buffer, 1)
 
     @classmethod
@@ -183,7 +183,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 def may_capture(model: PreTrainedModel) -> bool:
     """Whether graphs can take the steps: a hook would not run, and autocast frees the weights that it has cast."""
     kind = model.device.type
-    return kind in CAPTURES and not has_hooks(model) and not torch.is_autocast_enabled(kind)
+    return kind in CAPTURES and not has_hooks_on(model.modules()) and not torch.is_autocast_enabled(kind)
 
 
 def state_of(model: PreTrainedModel) -> tuple:

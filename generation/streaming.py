@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from wedlm.generation.callbacks import Callbacks
-from wedlm.generation.sampling import are_possible, read_slots
+from wedlm.generation.sampling import are_possible, implies, read_slots
 from wedlm.generation.sequences import Queries, Sequences, Settings, State, Strategy
 
 
@@ -67,21 +67,25 @@ def choose(
     state: State, queries: Queries, logits: Tensor, settings: Settings, callbacks: Callbacks | None
 ) -> tuple[State, Tensor, Tensor, Tensor]:
     """Fills the open slots that their entropy selects; those filled without a gap are new."""
-    (sequences, kept), slots = state, queries.predicted_slots
-    sequences = sequences.counted(sequences.is_alive)
-
+    sequences, kept = state
+    slots, sequences = queries.predicted_slots, sequences.counted()
     tokens, best, entropy = read_slots(logits, settings, sequences.number, slots, also=entropy_of)
     threshold, penalty = settings.rule.entropy_threshold, settings.rule.distance_penalty
     selected = select_slots(entropy, slots, queries.is_predicted, threshold, penalty)
+    is_possible = implies(selected, are_possible(best))
     if settings.processors_read_text:  # the callbacks choose, and refuse what is impossible
-        selected, tokens = callbacks.choose_run(sequences, queries, selected, logits)
-        best = torch.zeros_like(entropy)
-    kept.filled.scatter_(1, sequences.write(slots, selected, tokens), selected)
+        # The slots selected without a gap, or at least the first open one.
+        lengths = torch.maximum(selected.cumprod(-1).sum(-1), queries.is_predicted[:, 0].long())
+        tokens, is_chosen = callbacks.choose_run(sequences, slots, lengths, logits)
+        selected = queries.is_predicted & is_chosen
+        is_possible = torch.ones_like(selected)
+    written = sequences.write(slots, selected, tokens)  # What is not selected goes to the scratch column.
+    kept.filled.scatter_(1, written, selected)
     if callbacks is not None:
         callbacks.note_filled(sequences, kept.filled, queries, selected, logits)
     state = State(sequences, kept)
     new, num_new = run_of(state, settings)
-    return state, new, num_new, selected <= are_possible(best)
+    return state, new, num_new, is_possible
 
 
 def run_of(state: State, settings: Settings) -> tuple[Tensor, Tensor]:
@@ -96,7 +100,8 @@ def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> 
 
     The window of a sequence that has ended becomes empty.
     """
-    (sequences, kept), num_kept = state, state.sequences.num_pending  # (the first queries of this forward pass)
+    sequences, kept = state
+    num_kept = sequences.num_pending  # the first queries of this forward pass
     num_committed, num_in_window = sequences.num_committed + num_kept, sequences.num_queries - num_kept
     becomes_pending = sequences.is_alive
     if settings.rule.is_blockwise:  # as soon as the whole window is filled

@@ -174,17 +174,12 @@ def compile_on_any_device(compile_config):
     compile_config._compile_all_devices = True
 
 
-def has_hooks(model):
-    """Whether any module has a forward hook that may count on the rows of the batch.
+def has_hooks_on(modules):
+    """Whether any of these modules has a forward hook that may count on the rows of the batch.
 
     A forward with output_hidden_states=True leaves hooks of transformers' own on the modules. They record nothing
     unless a later forward asks for it.
     """
-    return has_hooks_on(model.modules())
-
-
-def has_hooks_on(modules):
-    """Whether any of these modules has a forward hook that is not one of transformers' own."""
     for module in modules:
         if module._forward_pre_hooks or module._forward_hooks:
             for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):

@@ -51,7 +51,7 @@ REMEDY_OF_UNFIT = 'generate() decodes it by decoding="autoregressive"'
 NO_WISHES = (("window_size", None), ("query_cost", None), ("acceptance_ratio", 1.0))
 
 # Of what the forward of a stock model may get; images, for example, are not among it.
-READ = ("input_ids", "attention_mask", "position_ids", "logits_to_keep", "use_cache", CACHE)
+FORWARD_ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "logits_to_keep", "use_cache", CACHE)
 
 # Arguments of generate() that parallel decoding does not offer, each with the values that ask for nothing.
 NOT_OFFERED = {
@@ -139,7 +139,13 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         if (value := getattr(generation_config, name, None)) not in harmless:
             refuse(name, value, generation_config)
     for name, value in model_kwargs.items():
-        if name == "inputs_embeds" and value is not None or is_stock(model) and name not in READ and asks(value):
+        if (
+            name == "inputs_embeds"
+            and value is not None
+            or is_stock(model)
+            and name not in FORWARD_ARGUMENTS
+            and asks(value)
+        ):
             refuse(name, type(value).__name__, generation_config)
     if (owner := getattr(model.prepare_inputs_for_generation, "__self__", model)) is not model:
         # PEFT's prompt, prefix and p-tuning bring their vectors in there, and parallel decoding never calls it.

@@ -7,6 +7,7 @@ model's own token is written behind them. So drafts decide how many tokens a ste
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from transformers import GenerationConfig
 
 from wedlm.generation.callbacks import Callbacks
 from wedlm.generation.plan import num_worthwhile
-from wedlm.generation.sampling import are_possible, draft_or_best, over_slots, processed, read_slots
+from wedlm.generation.sampling import are_possible, draft_or_best, implies, over_slots, processed, read_slots
 from wedlm.generation.sequences import NO_TOKEN, Queries, Sequences, Settings, State, Strategy
 
 MOST_MATCHED = 6  # last tokens that a look-up compares: longer matches say no more about the next one
@@ -89,12 +90,7 @@ def choose(
     state: State, queries: Queries, logits: Tensor, settings: Settings, callbacks: Callbacks | None
 ) -> tuple[State, Tensor, Tensor, Tensor]:
     """Verifies the drafts, writes what is final now, and looks up the next drafts."""
-    tokens = best = None
-    if not settings.processors_read_text:  # else the callbacks choose, and refuse what is impossible
-        tokens, best = read_slots(logits, settings, state.sequences.number, queries.predicted_slots)
-    state, new, is_final = verify(state, queries, logits, tokens, settings, callbacks)
-    num_new = is_final.sum(-1)
-    is_possible = torch.ones_like(is_final) if best is None else is_final <= are_possible(best)  # (implies)
+    state, new, num_new, is_possible, _ = verify(state, queries, logits, settings, callbacks)
     return draft(state, num_new, settings), new, num_new, is_possible
 
 
@@ -112,43 +108,53 @@ def verify(
     state: State,
     queries: Queries,
     logits: Tensor,
-    tokens: Tensor | None,
     settings: Settings,
     callbacks: Callbacks | None,
-) -> tuple[State, Tensor, Tensor]:
-    """Writes the accepted drafts and the model's token behind them; returns the tokens, and which of them are final.
+    also: Callable | None = None,
+) -> tuple[State, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Writes the accepted drafts and the model's token behind them.
 
-    `tokens` `[batch, n]` are those that the model chooses. None: callbacks choose them left to right.
+    Returns what `Strategy.choose` returns, and what `read_slots(..., also)` has read of all queries.
     """
-    (sequences, drafts), size = state, min(settings.window_size, queries.predicted_slots.shape[1])
+    sequences, drafts = state
+    size = min(settings.window_size, queries.predicted_slots.shape[1])
     # (Where drafts are few, MASKs of branches follow in these columns, which `order <= accepted` leaves out.)
     slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]
     order, num_drafts = settings.arange[:size], drafts.num_drafts[:, None]
     proposed = pad(drafts.tokens, (0, 1))[:, :size].masked_fill(order >= num_drafts, NO_TOKEN)
-    sequences = sequences.counted(may_fill[:, 0])
-    if tokens is None:
-        chosen = callbacks.verify(sequences, slots, may_fill & (order <= num_drafts), proposed, logits)
-        tokens, may_fill = chosen  # up to the first that is not its draft
+    callbacks_choose, read = settings.processors_read_text, ()
+    if also is not None or not callbacks_choose:
+        read = read_slots(logits, settings, sequences.number, queries.predicted_slots, also)
+    if callbacks_choose:
+        lengths = (may_fill & (order <= num_drafts)).sum(-1)
+        tokens, is_chosen = callbacks.choose_run(sequences, slots, lengths, logits, proposed)
+        may_fill = may_fill & is_chosen
     elif settings.rule.margin is not None:
-        tokens = nearly_best(proposed, logits, settings)
-    tokens = tokens[:, :size]
+        tokens = nearly_best(proposed, logits[:, :size], settings)
+    else:
+        tokens = read[0][:, :size]
+    sequences = sequences.counted()
     accepted = num_accepted(proposed, tokens)
     is_final = may_fill & (order <= accepted)
-    if callbacks is not None and not settings.processors_read_text:
+    if callbacks is not None and not callbacks_choose:
         callbacks.records.put_selected(sequences, queries, is_final, logits, settings.processors)
     # n for draft n if it was accepted, -n if it was rejected, and 0 for a token that had no draft.
     distance = settings.arange[1 : size + 1]
     outcome = distance.where(order < accepted, -distance * (accepted < num_drafts))
-    drafts.verified_at.scatter_(1, sequences.write(slots, is_final, tokens), outcome)
-    return State(sequences, drafts), tokens, is_final
+    written = sequences.write(slots, is_final, tokens)  # What is not final goes to the scratch column.
+    drafts.verified_at.scatter_(1, written, outcome)
+    # (The callbacks refuse what is impossible by themselves.)
+    is_possible = torch.ones_like(is_final) if callbacks_choose else implies(is_final, are_possible(read[1][:, :size]))
+    return State(sequences, drafts), tokens, is_final.sum(-1), is_possible, read
 
 
 def nearly_best(drafts: Tensor, logits: Tensor, settings: Settings) -> Tensor:
     """For an `acceptance_ratio` below 1: a draft where its score is near enough to the best, else the best token."""
 
-    processors, margin = settings.processors, settings.rule.margin
-    read = lambda logits, drafts: (draft_or_best(processed(logits, processors), drafts, margin),)  # noqa: E731
-    return over_slots(read, logits[:, : drafts.shape[1]], drafts)[0]
+    def read(logits: Tensor, drafts: Tensor) -> tuple[Tensor]:
+        return (draft_or_best(processed(logits, settings.processors), drafts, settings.rule.margin),)
+
+    return over_slots(read, logits, drafts)[0]
 
 
 def draft(state: State, num_new: Tensor, settings: Settings) -> State:
@@ -161,14 +167,24 @@ def draft(state: State, num_new: Tensor, settings: Settings) -> State:
     # (The accepted drafts, num_new - 1, and the first rejected one.)
     is_verified = settings.arange[1 : settings.window_size] <= torch.minimum(num_new, drafts.num_drafts)[:, None]
     outcome = torch.stack([(num_new - 1).clamp(min=0), (drafts.estimates * is_verified).sum(-1)], dim=-1)
-    observed, expected = (drafts.record + PRIOR).unbind(-1)
     drafts = drafts._replace(
         tokens=tokens,
         estimates=estimates,
-        chances=(estimates * (observed / expected)[:, None]).clamp(max=MOST_CERTAIN).cumprod(-1),
+        chances=chances_of(estimates, corrections(drafts.record)),
         record=outcome.add(drafts.record, alpha=DECAY),
     )
     return State(state.sequences, drafts)
+
+
+def corrections(record: Tensor) -> Tensor:
+    """Observed / expected, of a record `[batch, (observed, expected), ...]` and the PRIOR."""
+    sums = record + PRIOR
+    return sums[:, 0] / sums[:, 1]
+
+
+def chances_of(estimates: Tensor, correction: Tensor) -> Tensor:
+    """P(a draft and all before it are accepted), from `[..., drafts]` estimates and their `[...]` correction."""
+    return (estimates * correction[..., None]).clamp(max=MOST_CERTAIN).cumprod(-1)
 
 
 def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> tuple[State, Tensor]:
@@ -181,7 +197,8 @@ def commit(state: State, num_new: Tensor, settings: Settings, num_rows: int) -> 
 
 def all_but_last_committed(sequences: Sequences, num_new: Tensor) -> tuple[Sequences, Tensor]:
     """Commits all final tokens but the last, which no query has held yet; says how many queries stay in the cache."""
-    has_new = num_new.clamp(max=1)  # (0 for sequences that had ended before.)
+    # (0 where a sequence had ended before, or waits in step at its limit, when all its tokens are committed.)
+    has_new = num_new.clamp(max=1)
     num_committed = sequences.num_final + num_new - has_new
     num_final = num_committed + has_new * sequences.is_alive
     num_kept = num_committed - sequences.num_committed
@@ -218,7 +235,7 @@ def look_up(text: Tensor, last: Tensor, num_drafts: int, most_matched: int = MOS
     endings = pad(text, (most_matched - 1, 0), value=-1).unfold(1, most_matched, 1)  # [batch, columns, matched]
     is_same = endings == endings.gather(1, last[..., None].expand(-1, -1, most_matched))
     num_matched = is_same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1)
-    # One number orders by both: the longest match, and the last one of these.
+    # One number orders by both: the longest match, and the last one of these. (Without a match it is column 0.)
     score, best = (torch.add(column, num_matched, alpha=width) * (column < last)).max(-1, keepdim=True)
     behind = best + 1 + count[:num_drafts] % (last - best).clamp(min=1)
     return text.gather(1, behind), score // width

@@ -129,12 +129,12 @@ def steps_of_rows(num_rows: int):
     """The drafts and the sizes of the branches of MASKs in each verified step of each row, as they are taken."""
     verify, steps = verified.verify, [[] for _ in range(num_rows)]
 
-    def noted(state, queries, *more):
+    def noted(state, queries, *more, **named):
         sequences, kept = state
         for i in queries.is_predicted[:, 0].nonzero()[:, 0].tolist():
             drafts = kept.tokens[i, : kept.num_drafts[i]].tolist()
             steps[sequences.number[i]].append((drafts, kept.bounds[i].diff().tolist()))
-        return verify(state, queries, *more)
+        return verify(state, queries, *more, **named)
 
     with patch.object(branches, "verify", noted):
         yield steps

@@ -15,7 +15,7 @@ from transformers.trainer_utils import has_length
 from wedlm.checkpoints.load import read_model
 from wedlm.checkpoints.resolve import DRAFT_TYPE, draft_adapter, how_to_convert, wedlm_folder
 from wedlm.checkpoints.tokenizer_files import load_tokenizer
-from wedlm.generation.model_kind import is_stock, kind_of, mask_token_of
+from wedlm.generation.model_kind import is_stock, kind_of, masks_shift
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -77,8 +77,8 @@ class WeDLMTrainer(Trainer):
         check_arguments(model, args, **kwargs)
         record_absolute_base(model)
         if data_collator is None:
-            mask_token_id = mask_token_of(model) if is_stock(model) else model.config.mask_token_id
-            data_collator = args.collator(mask_token_id, kind_of(model).masks_shift)
+            mask_token_id = kind_of(model).mask_token_id if is_stock(model) else model.config.mask_token_id
+            data_collator = args.collator(mask_token_id, masks_shift(model))
         eval_dataset = prepare(eval_dataset, processing_class, args)
         train_dataset = prepare(train_dataset, processing_class, args)
         self.is_streamed = isinstance(train_dataset, IterableDataset)

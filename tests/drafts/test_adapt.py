@@ -26,7 +26,7 @@ from wedlm.drafts.prompt_split import Examples
 from wedlm.drafts.settings import AdaptSettings
 from wedlm.evaluation.tuning import Example
 from wedlm.evaluation.work_file import WorkFile
-from wedlm.generation.model_kind import mask_token_of
+from wedlm.generation.model_kind import kind_of
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_the_report_counts_the_forwards_with_full_windows(place):
 
 def test_the_adapter_decodes_verified(place):
     model, _ = load_checkpoint(place / "out", or_stock=True)
-    assert model.generation_config.decoding == "verified" and mask_token_of(model) == model.config.vocab_size
+    assert model.generation_config.decoding == "verified" and kind_of(model).mask_token_id == model.config.vocab_size
     assert model.generation_config.window_size is None  # so that the device decides
 
 

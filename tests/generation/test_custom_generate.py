@@ -15,6 +15,8 @@ from transformers import (
     DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 import wedlm
@@ -273,6 +275,11 @@ def test_autoregressive_decoding_is_that_of_transformers_whatever_the_mode():
     for number in (0, 3):
         look_up = {"decoding": "autoregressive", "prompt_lookup_num_tokens": number}
         assert torch.equal(model.generate(**LOOP, **look_up), model.generate(**LOOP))
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": VOCABULARY}
+    with_encoder = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=PAD)).eval()
+    more = {**LOOP, "return_dict_in_generate": True, "output_hidden_states": True}
+    got = with_encoder.generate(**more, decoding="autoregressive")
+    assert torch.equal(got.sequences, with_encoder.generate(**more).sequences) and got.encoder_hidden_states
 
 
 def test_rotary_embeddings_that_stretch_are_refused_where_they_do():

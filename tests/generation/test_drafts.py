@@ -11,10 +11,10 @@ from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from wedlm.generation import branches
-from wedlm.generation.branches import BRANCHES, NEXT_CHANCE, corrections
+from wedlm.generation.branches import BRANCHES, NEXT_CHANCE
 from wedlm.generation.sampling import are_possible, share_of_best
 from wedlm.generation.sequences import State
-from wedlm.generation.verified import DECAY, HALF_MATCH, MOST_MATCHED, PRIOR
+from wedlm.generation.verified import DECAY, HALF_MATCH, MOST_MATCHED, PRIOR, corrections
 
 MODEL = load(CHECKPOINTS / "q3")
 DRAFTED = drafted().double()  # where no rounding decides
@@ -60,13 +60,13 @@ def test_a_record_counts_verified_drafts_and_forgets():
     assert expected == pytest.approx([2 * DECAY + 1.0, 2 * DECAY, 2 * DECAY])
     for _ in range(100):
         kept = draft(sequences, kept._replace(num_drafts=torch.tensor([0])))
-    assert kept.record.max() < 1e-3 and corrections(kept).sub(1).abs().max() < 1e-3, "it is tried again"
+    assert kept.record.max() < 1e-3 and corrections(kept.record).sub(1).abs().max() < 1e-3, "it is tried again"
 
 
 def test_the_chances_of_a_branch_say_what_the_next_one_promises():
     kept = draft(*kept_with(), shares=0.5)
     assert kept.record[0, :, 2].tolist() == pytest.approx([0.875, NEXT_CHANCE * 1.75])
-    assert (NEXT_CHANCE * corrections(kept)[0, 2]).item() < NEXT_CHANCE
+    assert (NEXT_CHANCE * corrections(kept.record)[0, 2]).item() < NEXT_CHANCE
 
 
 def test_the_longer_the_match_the_likelier_the_draft():

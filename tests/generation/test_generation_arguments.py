@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from callback_cases import CALLBACKS
-from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, REPOSITORY, left_padded, load, logits_of
+from helpers import CHECKPOINTS, EOS, MASK, PAD, PROMPTS, REPOSITORY, left_padded, load, logits_of, stock_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     CompileConfig,
@@ -22,6 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
 )
+
+import wedlm
 
 STATUSES = ("works", "verified only", "autoregressive only", "refused", "no effect")
 OURS = {"decoding", "window_size", "query_cost", "entropy_threshold", "distance_penalty", "acceptance_ratio"}
@@ -221,6 +223,14 @@ def test_healing_that_makes_prompts_shorter_is_refused(model):
     given = left_padded([[1, 44, 71, 5]]) | {"token_healing": True, "tokenizer": TOKENIZER}
     with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 4\), input_ids \(1, 3\); pass"):
         texts(model, given)
+
+
+def test_healing_and_stop_strings_reach_every_way_to_ask_for_a_decoding(model):
+    given = WORKS["token_healing"] | {"stop_strings": ["w3"]}
+    expected = texts(model, given, decoding="verified")
+    assert torch.equal(texts(model, given, custom_generate=wedlm.verified), expected)
+    stock = stock_model(model)
+    assert torch.equal(texts(stock, given, decoding="autoregressive"), texts(stock, given))
 
 
 # --- What only some decodings do ---

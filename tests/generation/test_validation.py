@@ -105,6 +105,15 @@ def test_parameters_that_the_decoding_does_not_read_are_named_once(said):
     ]
 
 
+def test_a_function_replaces_the_decoding_and_its_parameters(said):
+    def own(model, input_ids, *call, **kwargs):
+        return input_ids
+
+    ids = random_tokens(1, 6)
+    assert torch.equal(MODELS["q3"].generate(ids, custom_generate=own, window_size=4, query_cost=0.1), ids)
+    assert said() == []
+
+
 def test_a_converted_model_that_was_not_trained_says_that_it_writes_nonsense(said, monkeypatch):
     model, ids = MODELS["q3"], random_tokens(1, 6)
     monkeypatch.setattr(model.config, "converted_from", "qwen3")

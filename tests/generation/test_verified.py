@@ -25,7 +25,6 @@ from wedlm.generation import branches, verified
 from wedlm.generation.branches import BRANCHES
 from wedlm.generation.call import strategy_of
 from wedlm.generation.row_cache import seen_entries
-from wedlm.generation.sampling import are_possible, read_slots
 from wedlm.generation.sequences import State
 from wedlm.generation.transformers_internals import CACHE
 
@@ -298,22 +297,23 @@ def test_the_docstrings_example():
     assert results.attempted == 1 and results.failed == 0
 
 
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.3}], ids=["plain", "left to right"])
 @pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
-def test_another_drafter_is_a_function_and_changes_no_text(luck, monkeypatch):
+def test_another_drafter_is_a_function_and_changes_no_text(luck, more, monkeypatch):
     """As CONTRIBUTING says: one that knows the text, and is wrong in some places."""
     model, ids = MODELS["trained"], torch.tensor([QUESTIONS[0]])
     arguments = {"max_new_tokens": 30, "eos_token_id": None, "pad_token_id": PAD, "return_dict_in_generate": True}
+    arguments |= more
     expected = model.generate(ids, **arguments, decoding="autoregressive").sequences
     known = pad(expected[0, ids.shape[1] :], (0, 9))
 
     def choose(state, queries, logits, settings, callbacks):
-        tokens, best = read_slots(logits, settings, state.sequences.number, queries.predicted_slots)
-        state, tokens, is_final = verified.verify(state, queries, logits, tokens, settings, callbacks)
-        first = (state.sequences.num_final + is_final.sum(-1)).item()
+        state, tokens, num_new, is_possible, _ = verified.verify(state, queries, logits, settings, callbacks)
+        first = (state.sequences.num_final + num_new).item()
         drafts = known[first : first + settings.window_size - 1][None]
         drafts = torch.where(torch.rand(drafts.shape) < luck, drafts, 3)
         kept = state.kept._replace(tokens=drafts, chances=torch.ones(drafts.shape))
-        return verified.State(state.sequences, kept), tokens, is_final.sum(-1), is_final <= are_possible(best)
+        return verified.State(state.sequences, kept), tokens, num_new, is_possible
 
     mine = verified.VERIFIED._replace(choose=choose)
     monkeypatch.setattr("wedlm.generation.call.strategy_of", lambda *_: mine)

@@ -393,7 +393,9 @@ def combined(queries: list[Queries], all_rows: list[slice | torch.Tensor], num_r
     Nothing reads the queries of rows that have no group, nor those that a row has beyond the ones of its group.
     """
     if any(each.visible_prefix is not None for each in queries):
-        queries = [each.seeing_all_before() for each in queries]
+        seen = [each.visible_prefix for each in queries]
+        seen = [torch.zeros_like(q.input_ids) if own is None else own for q, own in zip(queries, seen, strict=True)]
+        queries = [each._replace(visible_prefix=own) for each, own in zip(queries, seen, strict=True)]
 
     def whole(parts: list[torch.Tensor]) -> torch.Tensor:
         values = parts[0].new_zeros(num_rows, max(part.shape[1] for part in parts))

@@ -46,7 +46,7 @@ def serving(app, monkeypatch, header_seconds=60, api_key=None):
         middleware, http=Connection, ws="none", lifespan="off", limit_concurrency=PLACES + SPARE, timeout_keep_alive=60
     )
     engine = SimpleNamespace(fatal_error=None, stop=lambda: None)
-    server = Server(config, SimpleNamespace(grammars=SimpleNamespace(close=lambda: None)), engine)
+    server = Server(config, engine)
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -33,8 +33,7 @@ from wedlm.serving.engine import Engine, LatestOutputs
 from wedlm.serving.http_errors import DEAD, FULL, SERVER_FAILED, error_json
 from wedlm.serving.protocol import ChatRequest
 from wedlm.serving.requests import ServedModel
-from wedlm.serving.responses import ChatResponse
-from wedlm.serving.routes import build_app, respond, stream
+from wedlm.serving.routes import ChatResponse, build_app, respond, stream
 from wedlm.serving.server_metrics import RequestRecord
 
 

@@ -13,8 +13,15 @@ from serving_client import generated
 from tiny_tokenizer import END, MASK, SPECIAL
 
 from wedlm.serving import grammars as grammars_file
-from wedlm.serving.grammars import CACHED, Grammars, grammar_processor
-from wedlm.serving.json_schema import ANY_OBJECT, SCHEMA_CHARACTERS, SCHEMA_DEPTH, Schema
+from wedlm.serving.grammars import (
+    ANY_OBJECT,
+    CACHED,
+    SCHEMA_CHARACTERS,
+    SCHEMA_DEPTH,
+    Grammars,
+    Schema,
+    grammar_processor,
+)
 
 VOCAB_SIZE = 384  # more than the tokenizer has
 SCHEMA = {

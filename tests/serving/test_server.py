@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from wedlm.batching.scheduler import Scheduler
 from wedlm.commands.cli import app
-from wedlm.serving.json_schema import EXCLUDED, NOT_ENFORCED
+from wedlm.serving.grammars import EXCLUDED, NOT_ENFORCED
 from wedlm.serving.protocol import ChatRequest, GenerationSettings
 from wedlm.serving.server import Server, listen
 from wedlm.serving.server_metrics import Metrics

@@ -5,6 +5,7 @@ import hmac
 import math
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ RESERVED_ENDS = (".localhost", ".internal")
 HEALTH = "/health"  # needs neither a key, for a balancer sends none, nor a place among `max_requests`
 
 
+@dataclass
 class AccessMiddleware:
     """Reads the whole body, passes it on, and cancels the request when its client leaves.
 
@@ -32,18 +34,13 @@ class AccessMiddleware:
     `Origin` tell that name. Pages of `origins` may send requests; "*" stands for all.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        this_machine_only: bool,
-        api_key: str | None = None,
-        origins: Collection[str] = (),
-        max_requests: float = math.inf,
-    ):
-        self.app, self.metrics = app, metrics
-        self.this_machine_only, self.api_key, self.origins = this_machine_only, api_key, origins
-        self.max_requests, self.num_running = max_requests, 0
+    app: ASGIApp
+    metrics: Metrics
+    this_machine_only: bool
+    api_key: str | None = None
+    origins: Collection[str] = ()
+    max_requests: float = math.inf
+    num_running: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

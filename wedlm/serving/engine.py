@@ -2,7 +2,6 @@
 
 import asyncio
 import queue
-import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -28,7 +27,7 @@ compiling = ThreadPoolExecutor(1, "compile")  # Requests with a grammar wait for
 
 
 async def run_in(pool: ThreadPoolExecutor, function: Callable, *arguments: Any) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(pool, partial(function, *arguments))
+    return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
 
 class LatestOutputs:
@@ -39,7 +38,7 @@ class LatestOutputs:
 
     def __init__(self, number: int, deadline: float | None = None):
         self.num_running, self.new, self.has_new = number, {}, asyncio.Event()
-        self.deadline = deadline
+        self.deadline, self.loop, self.has_left = deadline, asyncio.get_running_loop(), False
 
     def put(self, index: int, output: GenerationOutput) -> None:
         self.new[index] = output
@@ -92,28 +91,20 @@ class Engine:
         self, request: PreparedRequest, request_id: str, deadline: float | None = None
     ) -> AsyncIterator[LatestOutputs]:
         """The outputs of a request, which is cancelled when the context is left."""
-        outputs, has_left = LatestOutputs(len(request.choices), deadline), threading.Event()
+        outputs = LatestOutputs(len(request.choices), deadline)
         try:
-            loop = asyncio.get_running_loop()
-            await run_in(preparing, self.add, request, request_id, outputs, loop, has_left)
+            await run_in(preparing, self.add, request, request_id, outputs)
             yield outputs
         finally:
-            has_left.set()
+            outputs.has_left = True
             self.cancel(request, request_id)
 
-    def add(
-        self,
-        request: PreparedRequest,
-        request_id: str,
-        outputs: LatestOutputs,
-        loop: asyncio.AbstractEventLoop,
-        has_left: threading.Event,
-    ) -> None:
-        """Queues all choices of a request or none."""
+    def add(self, request: PreparedRequest, request_id: str, outputs: LatestOutputs) -> None:
+        """Queues all choices of a request; `generate` cancels those of one that fails."""
+        number, most = len(request.choices), self.manager.max_batch_size + self.manager.max_waiting
+        if number > most:
+            raise ValueError(f"n={number} is more than the {most} texts that may run and wait; ask for fewer.")
         try:
-            number, most = len(request.choices), self.manager.max_batch_size + self.manager.max_waiting
-            if number > most:
-                raise ValueError(f"n={number} is more than the {most} texts that may run and wait; ask for fewer.")
             for index, choice in enumerate(request.choices):
                 self.manager.add_request(
                     request.tokens,
@@ -125,12 +116,12 @@ class Engine:
                     stopping_criteria=choice.stopping_criteria,
                     stop_strings=None,  # a criterion of the choice, in place of that of transformers
                 )
-                self.manager.register_result_handler(f"{request_id}-{index}", partial(outputs.put, index), loop)
-        except Exception:
-            self.cancel(request, request_id)
-            raise
-        if has_left.is_set():
-            self.cancel(request, request_id)
+                self.manager.register_result_handler(
+                    f"{request_id}-{index}", partial(outputs.put, index), outputs.loop
+                )
+        finally:
+            if outputs.has_left:
+                self.cancel(request, request_id)
 
     def cancel(self, request: PreparedRequest, request_id: str) -> None:
         for index in range(len(request.choices)):

@@ -22,9 +22,8 @@ from wedlm.generation.call import check_length
 from wedlm.generation.model_kind import max_positions_of, text_config_of
 from wedlm.generation.parameters import check_parameters
 from wedlm.serving.detokenizer import Detokenizer, StopStrings
-from wedlm.serving.grammars import Grammars, grammar_processor
+from wedlm.serving.grammars import ANY_OBJECT, Grammars, Schema, grammar_processor
 from wedlm.serving.http_errors import unknown_model
-from wedlm.serving.json_schema import ANY_OBJECT, Schema
 from wedlm.serving.logits_processors import NoRepeatNGrams, Penalties, TokenLogprobs
 from wedlm.serving.protocol import (
     ChatRequest,

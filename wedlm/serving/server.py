@@ -38,9 +38,9 @@ FURTHER_CONNECTIONS = 256  # beside those of requests that run or wait; each may
 class Server(uvicorn.Server):
     """A server that ends the running requests when it is told to end, and itself when the engine has died."""
 
-    def __init__(self, config: uvicorn.Config, served: ServedModel, engine: Engine):
+    def __init__(self, config: uvicorn.Config, engine: Engine):
         super().__init__(config)
-        self.served, self.engine = served, engine
+        self.engine = engine
         self.server_state = Connections(config.limit_concurrency)
 
     async def on_tick(self, counter: int) -> bool:
@@ -51,7 +51,6 @@ class Server(uvicorn.Server):
         # uvicorn would wait for the requests. And a process that ends while torch computes aborts or hangs.
         await asyncio.to_thread(self.engine.stop)
         await super().shutdown(sockets)
-        self.served.grammars.close()
 
 
 def serve(
@@ -110,12 +109,13 @@ def serve(
             f"{engine.manager.max_cached_tokens:,} cached tokens. Ctrl-C ends it.",
             flush=True,
         )
-        Server(config, served, engine).run(sockets=[listening])
+        Server(config, engine).run(sockets=[listening])
     except KeyboardInterrupt:  # uvicorn raises it again once it has ended
         pass
     finally:
         if engine.manager.is_running():  # Ctrl-C came before uvicorn waited for it
             engine.stop()
+        served.grammars.close()
     if (error := engine.fatal_error) is not None:
         reason = f"{type(error).__name__}: {one_line(error)}"
         print(f"{DIED} ({reason}), and the server has ended; start it again.", file=sys.stderr)

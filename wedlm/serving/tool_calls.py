@@ -10,7 +10,7 @@ from transformers.cli.serving.utils import ToolCall, get_response_template, resp
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from wedlm.serving.json_schema import ANY_OBJECT, Schema
+from wedlm.serving.grammars import ANY_OBJECT, Schema
 from wedlm.serving.protocol import Function
 
 BEGIN, END = "<tool_call>", "</tool_call>"  # as the chat templates of Qwen and of many others write a call

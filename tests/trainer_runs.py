@@ -1,4 +1,4 @@
-"""Runs of WeDLMTrainer on tiny models, for both objectives."""
+"""Runs of WeDLMTrainer on tiny models, for all objectives."""
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
 """The arguments of WeDLMTrainer: transformers' TrainingArguments, and those of the objective and the data."""
 
+import math
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -7,8 +8,8 @@ from transformers import TrainingArguments
 
 from wedlm.generation.transformers_internals import rename_checkpointing
 from wedlm.training.collator import DualStreamCollator
-from wedlm.training.data_options import MAX_WINDOW, DataOptions, ObjectiveOptions
-from wedlm.training.draft_collator import DraftCollator
+from wedlm.training.data_options import BALANCED, MAX_WINDOW, DataOptions, ObjectiveOptions
+from wedlm.training.draft_collator import DraftCollator, IDLMCollator
 from wedlm.training.dual_stream import MASKS
 
 
@@ -18,7 +19,8 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
 
     The loss is (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight). mlm is the loss of the masked tokens of the
     prediction stream, ar is the loss of the next tokens of the memory stream, and both are means over the whole
-    optimizer step. With `objective="draft"` a draft adapter is trained instead, and the loss is that of
+    optimizer step. With `objective="i-dlm"` all tokens of an answer are masked, and a MASK predicts the token behind
+    it. With `objective="draft"` a draft adapter is trained instead, and the loss is that of
     `wedlm.training.draft_loss`, a mean over the optimizer step too.
 
     `ObjectiveOptions` and `DataOptions` describe these arguments; all others are those of `TrainingArguments`.
@@ -57,23 +59,20 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
                 "a draft; pass a number in between, 8 by default."
             )
         self.collator(mask_token_id=0)  # raises its errors before anything is read or written
-        if self.ar_loss_weight < 0:
-            raise ValueError(
-                f"ar_loss_weight={self.ar_loss_weight} is negative; pass 0 for no autoregressive loss, or more."
-            )
+        if self.ar_loss_weight is None:
+            self.ar_loss_weight = 0.2 if self.objective == "i-dlm" else 1.0
+        elif self.ar_loss_weight != BALANCED:
+            self.ar_loss_weight = weight_of(self.ar_loss_weight)
         # Each rank reads its own batches: they differ in width, so one rank cannot dispatch them in one tensor.
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
-
-    @property
-    def memory_weight(self) -> float:
-        """The weight of the memory stream in the loss; a draft adapter does not act there."""
-        return 0.0 if self.objective == "draft" else self.ar_loss_weight
 
     def collator(self, mask_token_id: int, mask_shift: bool = False) -> DualStreamCollator | DraftCollator:
         seed = self.seed if self.data_seed is None else self.data_seed
         if self.objective == "draft":
             return DraftCollator(mask_token_id, self.draft_window, seed, mask_shift)
+        if self.objective == "i-dlm":
+            return IDLMCollator(mask_token_id, self.draft_window, seed)
         return DualStreamCollator(
             mask_token_id=mask_token_id,
             block_size=self.block_size,
@@ -85,3 +84,16 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
 
     def data_options(self) -> DataOptions:
         return DataOptions(**{option.name: getattr(self, option.name) for option in fields(DataOptions)})
+
+
+def weight_of(value: float | str) -> float:
+    """The value of ar_loss_weight, which the command line gives as text."""
+    try:
+        if 0 <= (weight := float(value)) < math.inf:
+            return weight
+    except ValueError:
+        pass
+    raise ValueError(
+        f"ar_loss_weight={value} is no weight; pass a number from 0, which leaves the autoregressive loss out, or "
+        f"{BALANCED!r}."
+    )

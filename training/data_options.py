@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 from wedlm.training.run_errors import TrainingError
 
 MAX_WINDOW = 32  # the most MASKs of a group in draft training
+BALANCED = "balanced"  # of ar_loss_weight
 
 
 def check_choices(options: Any) -> None:  # a dataclass, for which typing has no name
@@ -53,10 +54,13 @@ class DataOptions:
 class ObjectiveOptions:
     """The objective and its loss; `WeDLMTrainingArguments` checks them."""
 
-    objective: Literal["dual_stream", "draft"] = field(
-        default="dual_stream", metadata={"help": "'dual_stream', or 'draft' for a draft adapter."}
+    objective: Literal["dual_stream", "i-dlm", "draft"] = field(
+        default="dual_stream",
+        metadata={"help": "'dual_stream', 'i-dlm' for MASKs that predict the next token, or 'draft' for an adapter."},
     )
-    draft_window: int = field(default=8, metadata={"help": "The most MASKs of a group for a draft adapter."})
+    draft_window: int = field(
+        default=8, metadata={"help": "The most MASKs of a group, for a draft adapter and with 'i-dlm'."}
+    )
     block_size: int = field(
         default=32, metadata={"help": "Tokens of a block of the prediction stream; each block is masked by itself."}
     )
@@ -64,9 +68,12 @@ class ObjectiveOptions:
         default="weighted",
         metadata={"help": "The weight of a masked token: 'weighted', 1/gamma of its block, or 'uniform', 1."},
     )
-    ar_loss_weight: float = field(
-        default=1.0,
-        metadata={"help": "The weight of the autoregressive loss; the loss of masked tokens has weight 1."},
+    ar_loss_weight: float | str | None = field(
+        default=None,
+        metadata={
+            "help": "The weight of the autoregressive loss, where that of masked tokens has 1; by default 1.0, with "
+            "'i-dlm' 0.2. 'balanced' makes both parts of the loss equal."
+        },
     )
     suffix_mask_probability: float = field(
         default=0.0,

@@ -1,4 +1,4 @@
-"""Makes batches for training a draft adapter: for each sample its tokens, and then groups of MASKs."""
+"""Makes batches of groups of MASKs behind the tokens of a sample, for a draft adapter or as I-DLM trains."""
 
 from dataclasses import dataclass
 
@@ -77,14 +77,42 @@ class DraftCollator(StreamCollator):
         """Draws the anchors of a sample; returns each with the end of its group, which may be empty."""
         anchors = []
         most = self.window_size // 2  # the longest way to the next anchor
-        bounds = np.flatnonzero(np.diff(is_answer, prepend=False, append=False))
-        for start, stop in bounds.reshape(-1, 2):  # of each answer
-            anchor = max(start, 1) - 1
-            anchor += generator.integers(max(1, min(most, stop - anchor - 1)))
+        for start, stop in answers(is_answer):
+            anchor = start - 1 + int(generator.integers(max(1, min(most, stop - start))))
             while anchor + 1 < stop:
-                length = generator.integers(2, self.window_size + 1)
-                anchors.append(
-                    (anchor, min(anchor + 1 + length, stop - self.mask_shift))
-                )  # the last is to be predicted
-                anchor += generator.integers(1, most + 1)
+                length = int(generator.integers(2, self.window_size + 1))
+                anchors.append((anchor, min(anchor + 1 + length, stop - self.mask_shift)))  # the last is predicted
+                anchor += int(generator.integers(1, most + 1))
         return anchors
+
+
+@dataclass
+class IDLMCollator(DraftCollator):
+    """Makes the batches of I-DLM's objective (arXiv 2604.11035), as `DraftCollator` makes those of draft adapters.
+
+    All tokens of an answer are masked, in groups of `window_size` one after another. The target of a query is the
+    token behind it in the text, for MASKs and tokens alike, so the last token of an answer needs no MASK. Nothing is
+    drawn.
+    """
+
+    mask_shift: bool = True
+
+    def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
+        streams = super().streams(tokens, labels, index)
+        del streams["teachers"]
+        targets = np.append(labels[1:], NO_TARGET)[streams["position_ids"]]
+        gammas = streams.pop("draft_places") > 0  # 1 at a MASK: all of its group is masked
+        return {**streams, "targets": targets, "target_weights": targets != NO_TARGET, "gammas": gammas}
+
+    def anchors(self, is_answer: np.ndarray, generator: np.random.Generator) -> list[tuple[int, int]]:
+        return [
+            (anchor, min(anchor + 1 + self.window_size, stop - 1))
+            for start, stop in answers(is_answer)
+            for anchor in range(start - 1, stop - 2, self.window_size)
+        ]
+
+
+def answers(is_answer: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the first position of each answer and the one behind its last; the first token of a text is left out."""
+    bounds = np.flatnonzero(np.diff(is_answer, prepend=False, append=False))
+    return [(max(start, 1), stop) for start, stop in bounds.reshape(-1, 2).tolist()]

@@ -172,8 +172,10 @@ def find_samples(queries: StreamQueries) -> list[Sample]:
     if (streams[-1].sample, streams[-1].stream) == (PADDING, MEMORY):
         streams.pop()
     check_order(streams)
+    predictions = {stream.sample: stream for stream in streams if stream.stream == PREDICTION}
     samples, start = [], 0
-    for memory, prediction in zip(streams[::2], streams[1::2], strict=True):
+    for memory in (stream for stream in streams if stream.stream == MEMORY):
+        prediction = predictions.get(memory.sample, Stream(memory.sample, PREDICTION, [], []))  # without a MASK
         groups = find_groups(queries, start, memory, prediction)
         samples.append(Sample(sum(memory.lengths), sum(prediction.lengths), groups))
         start += sum(memory.lengths) + sum(prediction.lengths)
@@ -183,8 +185,9 @@ def find_samples(queries: StreamQueries) -> list[Sample]:
 def check_order(streams: list[Stream]) -> None:
     order = [(stream.sample, stream.stream) for stream in streams]
     samples = dict.fromkeys(stream.sample for stream in streams)
+    wanted = [pair for pair in product(samples, (MEMORY, PREDICTION)) if pair[1] == MEMORY or pair in order]
     is_ascending = all(before < after for stream in streams for before, after in pairwise(stream.blocks))
-    if order != list(product(samples, (MEMORY, PREDICTION))) or PADDING in samples or not is_ascending:
+    if order != wanted or PADDING in samples or not is_ascending:
         raise ValueError(
             "sample_ids, stream_ids and block_ids do not list the memory and then the prediction of one sample after "
             'another, blocks ascending and padding last, as attn_implementation="dual_stream" needs them; order them '

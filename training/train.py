@@ -27,6 +27,7 @@ from wedlm.checkpoints.load import read_model
 from wedlm.checkpoints.resolve import checkpoint_folder, read_config, read_generation_fields, require_tokenizer
 from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.checkpoints.whole_file import write_whole
+from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 from wedlm.training.arguments import WeDLMTrainingArguments
@@ -145,6 +146,8 @@ def convert_model(run: RunArguments, training: WeDLMTrainingArguments, is_resume
         if is_first_process(training) and not (is_resumed and out.exists()):
             for note in convert_to_wedlm(run.model, out, overwrite=True).notes:
                 print(f"Note: {note}")
+            if training.objective == "i-dlm":
+                WeDLMConfig.from_pretrained(out, mask_shift=True).save_pretrained(out)
     return str(out)
 
 

@@ -1,5 +1,6 @@
-"""WeDLMTrainer, transformers' Trainer for both objectives."""
+"""WeDLMTrainer, transformers' Trainer for all objectives."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,27 +17,29 @@ from wedlm.checkpoints.load import read_model
 from wedlm.checkpoints.resolve import DRAFT_TYPE, draft_adapter, how_to_convert, wedlm_folder
 from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.generation.model_kind import is_stock, kind_of, masks_shift
+from wedlm.generation.parameters import AS_IT_IS
 from wedlm.generation.transformers_internals import attention_of
 from wedlm.modeling_wedlm.hub_code import flat_files
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM, WeDLMTrainingOutput
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.collator import StreamCollator
+from wedlm.training.data_options import BALANCED
 from wedlm.training.dataset import prepare_dataset
 from wedlm.training.draft_loss import NO_TEACHER
 from wedlm.training.loss_weights import scale_weights, weight_sums
 from wedlm.training.resume import last_complete_checkpoint, newest_complete
 from wedlm.training.run_errors import TrainingError
 from wedlm.training.target_loss import NO_TARGET
-from wedlm.training.training_metrics import METRICS, ONLY_FOR_METRICS
+from wedlm.training.training_metrics import METRICS, ONLY_FOR_METRICS, balancing_weight
 
-# The values of a query without loss, in the batches of both objectives.
+# The values of a query without loss, in the batches of all objectives.
 NO_LOSS = {"targets": NO_TARGET, "gammas": 0, "teachers": NO_TEACHER, "draft_places": 0, "target_weights": 0}
 SHOWN_TOKENS = 24  # of the first sample whose loss is not finite
 
 
 class WeDLMTrainer(Trainer):
-    """transformers' Trainer with the dual-stream objective, or with that of draft adapters.
+    """transformers' Trainer with the dual-stream objective, that of I-DLM, or that of draft adapters.
 
     Args:
         model (`PreTrainedModel`, `PeftModel`, `str` or `os.PathLike`):
@@ -113,8 +116,11 @@ class WeDLMTrainer(Trainer):
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(self.args)
-        if self.args.objective == "dual_stream":
+        if self.args.objective != "draft":
             self.model.config.mask_trained = True  # of the base of an adapter too
+            self.model.config.mask_shift = self.args.objective == "i-dlm"
+            if self.model.config.mask_shift and self.model.generation_config.decoding not in AS_IT_IS:
+                self.model.generation_config.decoding = "verified"
         with self.training_attention():
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.is_streamed and self.state.global_step < self.state.max_steps:
@@ -138,7 +144,20 @@ class WeDLMTrainer(Trainer):
         if num_short > 0:
             # A streamed dataset ends here. transformers would add these gradients to those of the next step.
             return [], num_targets
-        return [scale_weights(batch, torch.stack(sums), self.args.memory_weight) for batch in batches], num_targets
+        weight = self.memory_weight(batches)
+        return [scale_weights(batch, torch.stack(sums), weight) for batch in batches], num_targets
+
+    def memory_weight(self, batches: list[dict[str, torch.Tensor]]) -> float:
+        """The weight of the memory stream in the loss of a step."""
+        if self.args.objective == "draft":
+            return 0.0  # a draft adapter does not act there
+        if self.args.ar_loss_weight != BALANCED:
+            return self.args.ar_loss_weight
+        with torch.no_grad(), self.compute_loss_context_manager():
+            prepared = map(self._prepare_inputs, batches)
+            rows = [self.metrics.row_sums(batch, self.model_wrapped(**of_model(batch))) for batch in prepared]
+        sums = self.accelerator.reduce(torch.cat(rows).sum(dim=0), reduction="sum")
+        return balancing_weight(self.metrics.logged(sums))
 
     def without_repeats(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Takes the loss from the rows that accelerate repeats to fill the last batches of an epoch on all ranks."""
@@ -210,7 +229,9 @@ class WeDLMTrainer(Trainer):
     def evaluation_metrics(self, prediction) -> dict[str, float]:
         sums = torch.from_numpy(prediction.predictions).double().sum(dim=0)
         metrics = self.metrics.logged(sums)
-        return {"loss": self.metrics.loss(metrics, self.args.ar_loss_weight), **metrics}
+        weight = self.args.ar_loss_weight
+        weight = balancing_weight(metrics) if weight == BALANCED else weight
+        return {"loss": self.metrics.loss(metrics, weight), **metrics}
 
     # --- The Hub ---
 
@@ -309,7 +330,14 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
         raise ValueError(
             f"objective={args.objective!r} does not fit the model, which {'has a' if has_drafts else 'has no'} draft "
             'adapter; train a draft adapter with objective="draft" and get_peft_model(model, DraftLoraConfig()), '
-            'and everything else with "dual_stream".'
+            'and everything else with "dual_stream" or "i-dlm".'
+        )
+    shift = args.objective == "i-dlm"
+    if isinstance(model, PeftModel) and not has_drafts and config.mask_shift != shift:
+        raise ValueError(
+            f"objective={args.objective!r} does not fit mask_shift={config.mask_shift} in the config of the base, "
+            f"which an adapter does not change; set mask_shift to {json.dumps(shift)} in its config.json, and load it "
+            "again."
         )
     if compute_metrics is not None or compute_loss_func is not None:
         raise ValueError(

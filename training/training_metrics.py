@@ -92,4 +92,10 @@ class DraftMetrics:
         return metrics["total_variation"]  # a draft adapter does not act in the memory stream
 
 
-METRICS = {"dual_stream": DualStreamMetrics, "draft": DraftMetrics}
+def balancing_weight(metrics: dict[str, float]) -> float:
+    """The weight of the autoregressive loss with which both parts of the loss are equal; 1 where one is missing."""
+    mlm, ar = (metrics.get(name, 0.0) for name in ("mlm_loss", "ar_loss"))
+    return mlm / ar if mlm and ar else 1.0
+
+
+METRICS = {"dual_stream": DualStreamMetrics, "i-dlm": DualStreamMetrics, "draft": DraftMetrics}

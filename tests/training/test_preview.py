@@ -49,7 +49,7 @@ def test_nothing_in_the_data_acts_on_a_terminal():
     assert text.splitlines()[1] == "⟦\\x1b[31m[red]\\u27e6\\u202e\\\\n\\t\\x00é⟧"
 
 
-@pytest.mark.parametrize("objective", ["dual_stream", "draft"])
+@pytest.mark.parametrize("objective", ["dual_stream", "i-dlm", "draft"])
 def test_a_batch_of_each_objective_is_shown(tmp_path, objective):
     collator = arguments(tmp_path, objective=objective).collator(MASK)
     sample = sample_of(("the cat", False), ("sat on the mat " * 9, True))

@@ -1,4 +1,4 @@
-"""WeDLMTrainer on two processes takes the steps of one, for both objectives: DDP, FSDP2 and DeepSpeed."""
+"""WeDLMTrainer on two processes takes the steps of one, for all objectives: DDP, FSDP2 and DeepSpeed."""
 
 import json
 from pathlib import Path
@@ -76,6 +76,7 @@ def test_ddp_takes_the_same_steps(tmp_path):
         "packed": {"lengths": UNEVEN, "room": 64, "per_device_train_batch_size": 1},
         "few": {"lengths": LENGTHS[:3], "per_device_train_batch_size": 4},
         "draft": {"per_device_train_batch_size": 3, "objective": "draft"},
+        "i-dlm": {"per_device_train_batch_size": 3, "objective": "i-dlm", "ar_loss_weight": "balanced"},
     }
     assert_same_in_two_processes(tmp_path, {name: {"max_steps": 4, **fields} for name, fields in ways.items()})
 
@@ -88,6 +89,7 @@ def test_fsdp_takes_the_same_steps(tmp_path):
         "uneven": {"per_device_train_batch_size": 4, "max_steps": 4, "lengths": UNEVEN},
         "bf16": {"per_device_train_batch_size": 4, "bf16": True},
         "draft": {"per_device_train_batch_size": 3, "max_steps": 4, "objective": "draft"},
+        "i-dlm": {"per_device_train_batch_size": 4, "objective": "i-dlm", "ar_loss_weight": "balanced"},
     }
     assert_same_in_two_processes(tmp_path, {name: {**FSDP, **fields} for name, fields in ways.items()})
 

@@ -36,7 +36,7 @@ REFUSED = {
     "a word that belongs to none": (["--seed", "1", "b"], "'b' belongs to no argument"),
     "no number": (["--learning_rate", "fast"], "argument --learning_rate.*: invalid float value: 'fast'"),
     "no model": ([], "the following arguments are required: --model, --train_data"),
-    "a negative weight": (["--ar_loss_weight", "-1"], "ar_loss_weight=-1.0 is negative; pass 0"),
+    "a negative weight": (["--ar_loss_weight", "-1"], "ar_loss_weight=-1 is no weight; pass a number from 0"),
     "a choice that is none": (["--overlong", "cut"], "--overlong: invalid choice: 'cut'"),
     "one token": (["--max_length", "1"], "max_length=1 is too small; pass at least 2 tokens"),
     "negative end tokens": (["--extra_end_tokens", "-1"], "extra_end_tokens=-1 is negative; pass 0 or more"),

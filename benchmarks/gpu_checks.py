@@ -29,7 +29,7 @@ from wedlm import DualStreamCollator, WeDLMForCausalLM, WeDLMTrainer, WeDLMTrain
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.evaluation.provenance import write_report
 from wedlm.generation.static_steps import KEPT
-from wedlm.training.loss_weights import scale_weights, weight_sums
+from wedlm.training.target_loss import scale_weights, weight_sums
 
 STATIC = {"cache_implementation": "static"}
 PASSED, FAILED, MISSING = "passed", "failed", "not there"

@@ -19,7 +19,7 @@ from common import in_fresh_process, markdown, median_and_range, new_parser, pea
 
 from wedlm import DualStreamCollator, WeDLMConfig, WeDLMForCausalLM
 from wedlm.evaluation.timing import interleaved_seconds
-from wedlm.training.loss_weights import scale_weights, weight_sums
+from wedlm.training.target_loss import scale_weights, weight_sums
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if HAS_GPU else ("cpu", torch.float32)

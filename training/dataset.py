@@ -89,13 +89,6 @@ class DataSummary:
         self.num_packed_rows += 1
         self.num_packed_tokens += sum(lengths)
 
-    @property
-    def fill_ratio(self) -> float | None:
-        """The share of the packed sequences' room that holds a token, or None if nothing is packed."""
-        if not self.num_packed_rows:
-            return None
-        return self.num_packed_tokens / (self.num_packed_rows * self.max_length)
-
     def __str__(self) -> str:
         lines = [
             f"{self.num_read:,} records read, {self.num_samples:,} samples: "
@@ -115,7 +108,8 @@ class DataSummary:
                 "a model learns no end from them without extra_end_tokens=1."
             )
         if self.num_packed_rows:
-            lines.append(f"Packed into {self.num_packed_rows:,} sequences, {self.fill_ratio:.1%} full.")
+            share = self.num_packed_tokens / (self.num_packed_rows * self.max_length)
+            lines.append(f"Packed into {self.num_packed_rows:,} sequences, {share:.1%} full.")
         return "\n".join(lines)
 
 

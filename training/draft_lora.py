@@ -70,15 +70,21 @@ class DraftLoraConfig(LoraConfig):
         check_fields(self)
 
 
+def unusual_field(config: LoraConfig) -> str | None:
+    """The first field, as `name=value`, that a draft adapter cannot have. (Other libraries write [] for None.)"""
+    defaults = LoraConfig()
+    for name in sorted({each.name for each in fields(LoraConfig)} - FREE_FIELDS):
+        if (value := getattr(config, name)) and value != getattr(defaults, name):
+            return f"{name}={value!r}"
+    return None
+
+
 def check_fields(config: DraftLoraConfig) -> None:
     """Refuses settings of LoRA that a draft adapter cannot have."""
-    defaults = LoraConfig()
-    for name in {each.name for each in fields(LoraConfig)} - FREE_FIELDS:
-        if (value := getattr(config, name)) != getattr(defaults, name):
-            raise ValueError(
-                f"{name}={value!r} is not supported by draft adapters, which are plain products on linear layers; "
-                "leave it out."
-            )
+    if (unusual := unusual_field(config)) is not None:
+        raise ValueError(
+            f"{unusual} is not supported by draft adapters, which are plain products on linear layers; leave it out."
+        )
     if config.init_lora_weights not in (True, False, "gaussian"):
         raise ValueError(
             f'init_lora_weights={config.init_lora_weights!r} would change the base; pass True, False or "gaussian".'
@@ -86,7 +92,8 @@ def check_fields(config: DraftLoraConfig) -> None:
     targets = config.target_modules
     if isinstance(targets, str) or not targets or (targets := set(targets) - set(LAYERS)):
         raise ValueError(
-            f"target_modules={targets!r} are no linear layers of the decoder layers; pass some of {', '.join(LAYERS)}."
+            f"target_modules={targets!r} are no linear layers of the decoder layers; pass some of "
+            f"{', '.join(LAYERS)}, or an adapter of these alone."
         )
 
 

@@ -1,14 +1,13 @@
 """Draft adapters that others have trained: a LoRA of PEFT that acts where the input is MASK, and nowhere else."""
 
 import os
-from dataclasses import fields
 from typing import NamedTuple
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import load_peft_weights, set_peft_model_state_dict
 from transformers import PreTrainedModel
 
-from wedlm.training.draft_lora import LAYERS, DraftLoraConfig
+from wedlm.training.draft_lora import DraftLoraConfig, unusual_field
 
 
 class Published(NamedTuple):
@@ -19,10 +18,7 @@ class Published(NamedTuple):
 
 
 PUBLISHED = {"yifanyu/I-DLM-8B-lora-r128": Published(mask_token_id=151669, shift=True)}
-# The fields of LoraConfig that a draft adapter takes over; the others must be as they are by default, or say nothing
-# about the product.
-TAKEN = ("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "task_type")
-HARMLESS = ("auto_mapping", "peft_type", "peft_version", "inference_mode", "lora_dropout", "init_lora_weights")
+TAKEN = ("r", "lora_alpha", "base_model_name_or_path", "revision", "task_type")  # fields of the adapter's config
 
 
 def load_draft_adapter(
@@ -67,8 +63,11 @@ def load_draft_adapter(
     config = PeftConfig.from_pretrained(str(name), **where)
     check_is_plain(config, name)
     taken = {field: getattr(config, field) for field in TAKEN}
-    taken["target_modules"] = {each.rpartition(".")[2] for each in taken["target_modules"]}
-    config = DraftLoraConfig(**taken, mask_token_id=mask_token_id, mask_shift=shift, inference_mode=True)
+    targets = config.target_modules
+    names = {each.rpartition(".")[2] for each in ([targets] if isinstance(targets, str) else targets or ())}
+    config = DraftLoraConfig(
+        **taken, target_modules=names, mask_token_id=mask_token_id, mask_shift=shift, inference_mode=True
+    )
     weights = load_peft_weights(str(name), device="cpu", **where)
     peft_model = get_peft_model(model, config)
     try:
@@ -88,17 +87,8 @@ def check_is_plain(config: PeftConfig, name: str | os.PathLike) -> None:
     if not isinstance(config, LoraConfig) or isinstance(config, DraftLoraConfig):
         remedy = "PeftModel.from_pretrained() loads it" if isinstance(config, DraftLoraConfig) else "pass a LoRA"
         raise ValueError(f"The adapter {name} has peft_type={str(config.peft_type)!r} and is no LoRA; {remedy}.")
-    defaults = LoraConfig()
-    for each in {field.name for field in fields(LoraConfig)} - {*TAKEN, *HARMLESS}:
-        if (value := getattr(config, each)) != getattr(defaults, each) and value:
-            raise ValueError(
-                f"{each}={value!r} of the adapter {name} is more than a LoRA on linear layers, which alone can act at "
-                "MASK and nowhere else; take an adapter without it."
-            )
-    targets = config.target_modules
-    names = {targets} if isinstance(targets, str) else set(targets or ())
-    if not names or (others := {each for each in names if each.rpartition(".")[2] not in LAYERS}):
+    if (unusual := unusual_field(config)) is not None:
         raise ValueError(
-            f"target_modules={sorted(others) if names else targets!r} of the adapter {name} are no linear layers of "
-            "the decoder layers, which alone can act at MASK and nowhere else; take an adapter of these alone."
+            f"{unusual} of the adapter {name} is more than a LoRA on linear layers, which alone can act at MASK and "
+            "nowhere else; take an adapter without it."
         )

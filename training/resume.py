@@ -85,24 +85,10 @@ def incompleteness(checkpoint: Path, training: WeDLMTrainingArguments) -> str | 
     for name in names:
         if not (checkpoint / name).is_file():
             return f"its {name} is missing"
-    if names := unreadable_weights(checkpoint):
-        return f"its {names[0]} is cut short"
     for path in sorted(checkpoint.rglob("*")):
         if path.suffix in READABLE and not READABLE[path.suffix](path):
             return f"its {path.name} is cut short"
     return None
-
-
-def unreadable_weights(folder: Path) -> list[str]:
-    """Returns the names of the weight files of a folder that cannot be opened."""
-    names = []
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError):
-            names.append(path.name)
-    return names
 
 
 def is_sharded(training: WeDLMTrainingArguments) -> bool:
@@ -129,5 +115,17 @@ def is_json(path: Path) -> bool:
         return False
 
 
+def is_safetensors(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
+
+
 # Of a file of torch.save() only the end is read, where its table of contents lies.
-READABLE = {".json": is_json, ".pt": zipfile.is_zipfile, ".pth": zipfile.is_zipfile, ".bin": zipfile.is_zipfile}
+READABLE = {
+    ".safetensors": is_safetensors,
+    ".json": is_json,
+    **dict.fromkeys((".pt", ".pth", ".bin"), zipfile.is_zipfile),
+}

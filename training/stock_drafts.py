@@ -1,7 +1,7 @@
 """A step of training a draft adapter on a stock model, which knows neither MASK nor the two streams."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -44,29 +44,6 @@ class Head(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         (model,) = self.models
-        with decoder_of(model, Given(hidden_states[None])):
+        known = MoeModelOutputWithPast(last_hidden_state=hidden_states[None])
+        with patch.object(model.get_decoder(), "forward", lambda *args, **kwargs: known):
             return model(input_ids=torch.zeros(1, len(hidden_states), dtype=torch.long)).logits[0]
-
-
-class Given(nn.Module):
-    """Stands for a decoder whose output is known."""
-
-    def __init__(self, hidden_states: torch.Tensor):
-        super().__init__()
-        self.hidden_states = hidden_states
-
-    def forward(self, *args, **kwargs) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=self.hidden_states)
-
-
-@contextmanager
-def decoder_of(model: PreTrainedModel, decoder: nn.Module) -> Iterator[None]:
-    own = model.get_decoder()
-    parent, name = next(
-        (module, name) for module in model.modules() for name, child in module.named_children() if child is own
-    )
-    setattr(parent, name, decoder)
-    try:
-        yield
-    finally:
-        setattr(parent, name, own)

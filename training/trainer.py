@@ -27,10 +27,9 @@ from wedlm.training.collator import StreamCollator
 from wedlm.training.data_options import BALANCED
 from wedlm.training.dataset import prepare_dataset
 from wedlm.training.draft_loss import NO_TEACHER
-from wedlm.training.loss_weights import scale_weights, weight_sums
 from wedlm.training.resume import last_complete_checkpoint, newest_complete
 from wedlm.training.run_errors import TrainingError
-from wedlm.training.target_loss import NO_TARGET
+from wedlm.training.target_loss import NO_TARGET, scale_weights, weight_sums
 from wedlm.training.training_metrics import METRICS, ONLY_FOR_METRICS, balancing_weight
 
 # The values of a query without loss, in the batches of all objectives.

@@ -6,7 +6,7 @@ from helpers import CHECKPOINTS, MASK, PAD, load, random_tokens
 from processes import run_two_processes
 
 from wedlm import DualStreamCollator
-from wedlm.training.loss_weights import scale_weights, weight_sums
+from wedlm.training.target_loss import scale_weights, weight_sums
 
 LOGITS = """
 import sys, torch, torch.distributed as dist

@@ -26,7 +26,7 @@ from wedlm.training.dual_stream import (
     block_mask,
     dense_mask,
 )
-from wedlm.training.loss_weights import scale_weights, weight_sums
+from wedlm.training.target_loss import scale_weights, weight_sums
 
 TRAIN = {name[3:]: values for name, values in np.load(GOLDEN / "train.npz").items()}
 LENGTHS = np.diff(TRAIN["base_cum_seqlens"])

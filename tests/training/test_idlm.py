@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from wedlm import WeDLMConfig, WeDLMTrainer
 from wedlm.training.draft_collator import IDLMCollator
-from wedlm.training.loss_weights import scale_weights, weight_sums
 from wedlm.training.merge import merge_adapter
+from wedlm.training.target_loss import scale_weights, weight_sums
 
 WINDOW = 3
 

@@ -160,7 +160,11 @@ def changed(adapter, folder, **fields):
         ({}, {"mask_token_id": ROWS}, f"mask_token_id={ROWS} of the draft adapter does not fit .* {ROWS} rows"),
         ({"modules_to_save": ["embed_tokens"]}, {}, r"modules_to_save=\['embed_tokens'\] of the adapter .* is more"),
         ({"use_dora": True}, {}, "use_dora=True of the adapter"),
-        ({"target_modules": ["q_proj", "lm_head"]}, {}, r"target_modules=\['lm_head'\] of .*; take an adapter of th"),
+        (
+            {"target_modules": ["q_proj", "lm_head"]},
+            {},
+            r"target_modules=\{'lm_head'\} are no .*; pass .*an adapter of these",
+        ),
         ({"r": 8}, {}, "The adapter .* does not fit this model .*; load it into its own base"),
         ({"peft_type": "IA3"}, {}, "is no LoRA; pass a LoRA"),
     ],
@@ -174,6 +178,12 @@ def test_what_cannot_draft_is_refused_and_leaves_the_model(adapter, tmp_path, fi
         wedlm.load_draft_adapter(model, folder, **{"mask_token_id": MASK, "shift": True, **arguments})
     given_ = {**left_padded([[5, 6, 7, 8]]), **SPECIAL, "max_new_tokens": 8}
     assert torch.equal(model.generate(**given_), base().generate(**given_))
+
+
+def test_fields_that_say_nothing_are_no_reason_to_refuse(adapter, tmp_path):
+    """Other libraries write an empty list, or null, where PEFT writes its default."""
+    folder = changed(adapter, tmp_path / "other", modules_to_save=[], loftq_config=None, layers_pattern=[])
+    assert wedlm.load_draft_adapter(base(), folder, mask_token_id=MASK, shift=True)
 
 
 def test_an_adapter_of_another_base_is_refused(adapter):

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainerCa
 
 from wedlm import DualStreamCollator, WeDLMTrainer
 from wedlm.modeling_wedlm.hub_code import flat_files
-from wedlm.training.loss_weights import scale_weights, weight_sums
 from wedlm.training.packing import pack
 from wedlm.training.run_errors import TrainingError
+from wedlm.training.target_loss import scale_weights, weight_sums
 from wedlm.training.trainer import is_finite
 
 

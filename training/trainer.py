@@ -118,6 +118,7 @@ class WeDLMTrainer(Trainer):
         if self.args.objective != "draft":
             self.model.config.mask_trained = True  # of the base of an adapter too
             self.model.config.mask_shift = self.args.objective == "i-dlm"
+            (self.model.config.drafts or {}).pop("mask_shift", None)  # of drafts inside, which learn the same
             if self.model.config.mask_shift and self.model.generation_config.decoding not in AS_IT_IS:
                 self.model.generation_config.decoding = "verified"
         with self.training_attention():
@@ -152,6 +153,7 @@ class WeDLMTrainer(Trainer):
             return 0.0  # a draft adapter does not act there
         if self.args.ar_loss_weight != BALANCED:
             return self.args.ar_loss_weight
+        self.model_wrapped.eval()  # dropout would draw numbers that a resumed run does not draw
         with torch.no_grad(), self.compute_loss_context_manager():
             prepared = map(self._prepare_inputs, batches)
             rows = [self.metrics.row_sums(batch, self.model_wrapped(**of_model(batch))) for batch in prepared]

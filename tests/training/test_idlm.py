@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from draft_models import tiny_model
+from draft_models import tiny_model, with_random_drafts
 from helpers import MASK, random_tokens
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
@@ -13,6 +13,7 @@ from training_runs import run
 from transformers import AutoModelForCausalLM
 
 from wedlm import WeDLMConfig, WeDLMTrainer
+from wedlm.generation.model_kind import masks_shift
 from wedlm.training.draft_collator import IDLMCollator
 from wedlm.training.merge import merge_adapter
 from wedlm.training.target_loss import scale_weights, weight_sums
@@ -124,9 +125,34 @@ def test_a_run_learns_and_what_it_saves_decodes_verified(tmp_path):
     output = model.generate(torch.tensor(texts), max_new_tokens=20, return_dict_in_generate=True, query_cost=0)
     expected = model.generate(torch.tensor(texts), max_new_tokens=20, decoding="autoregressive")
     assert torch.equal(output.sequences, expected) and output.tokens_per_forward.max() > 1.3
-    # And back: the dual-stream objective teaches MASKs their own places.
-    again, _, _ = trained(tmp_path, model, max_steps=1)
-    assert again and model.config.mask_shift is False
+    for decoding in ("streaming", "blockwise"):
+        with pytest.raises(ValueError, match=f"decoding='{decoding}' fills MASK tokens, .*; pass decoding="):
+            model.generate(torch.tensor(texts), max_new_tokens=20, decoding=decoding)
+
+
+def test_the_dual_stream_objective_teaches_masks_their_own_places_again(tmp_path):
+    """Those of a draft adapter in the model, too."""
+    model = with_random_drafts(tiny_model(mask_shift=True))
+    model.config.drafts["mask_shift"] = True
+    assert masks_shift(model)
+    trained(tmp_path, model, max_steps=1)
+    assert not masks_shift(model)
+
+
+def test_a_balanced_run_with_dropout_resumes_exactly(tmp_path):
+    """The forward that finds the weight draws no random numbers."""
+
+    def train(name, resume=None):
+        lora = LoraConfig(target_modules=["q_proj", "v_proj"], lora_dropout=0.5, task_type="CAUSAL_LM")
+        fields = {"max_steps": 3, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+        fields |= {"objective": "i-dlm", "ar_loss_weight": "balanced", "resume": resume}
+        torch.manual_seed(0)
+        return trained(tmp_path / name, get_peft_model(tiny_model(mask_shift=True), lora), **fields)
+
+    weights, log, _ = train("whole")
+    resumed, again, _ = train("again", str(tmp_path / "whole" / "checkpoint-2"))
+    assert all(torch.equal(resumed[name], weight) for name, weight in weights.items())
+    assert again[-1]["loss"] == log[-1]["loss"]
 
 
 def test_a_lora_on_a_stock_checkpoint_says_what_its_masks_predict(place, tmp_path):

@@ -1,53 +1,18 @@
 """Two processes on one machine, which talk over gloo."""
 
+import datetime
+
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import CHECKPOINTS, MASK, PAD, load, random_tokens
 from processes import run_two_processes
-
-from wedlm import DualStreamCollator
-from wedlm.training.target_loss import scale_weights, weight_sums
-
-LOGITS = """
-import sys, torch, torch.distributed as dist
-from transformers import AutoModelForCausalLM, logging
-import wedlm
-
-logging.disable_progress_bar()
-torch.set_num_threads(1)
-checkpoint, folder, how = sys.argv[1:]
-inputs = torch.load(f"{folder}/inputs.pt")
-if how == "tensor parallel":
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, tp_plan="auto").eval()
-    weight, config = model.model.layers[0].self_attn.q_proj.weight, model.config
-    local = weight.to_local() if hasattr(weight, "to_local") else weight
-    assert local.shape[0] * 2 == config.num_attention_heads * config.head_dim, "the weights are not split"
-else:
-    from torch.distributed.fsdp import fully_shard
-    dist.init_process_group("gloo")
-    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
-    for layer in model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-out = model(**inputs, use_cache=False)
-torch.save(out.logits.detach(), f"{folder}/logits{dist.get_rank()}.pt")
-if how != "tensor parallel":
-    model(input_ids=inputs["input_ids"], labels=inputs["input_ids"]).loss.backward()
-    assert model.lm_head.weight.grad is not None
-dist.destroy_process_group()
-"""
-
-GENERATE_AND_TRAIN = """
-import datetime, sys, torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, logging
-import wedlm
-from wedlm.training import target_loss
 
-logging.disable_progress_bar()
-torch.set_num_threads(1)
-checkpoint, trained_checkpoint, folder = sys.argv[1:]
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
+from wedlm import DualStreamCollator
+from wedlm.training import target_loss
+from wedlm.training.target_loss import scale_weights, weight_sums
 
 
 def shard(model):
@@ -56,27 +21,48 @@ def shard(model):
     return fully_shard(model)
 
 
-model = shard(AutoModelForCausalLM.from_pretrained(checkpoint).eval())
-forwards = []
-model.model.register_forward_hook(lambda *_: forwards.append(1))
-texts = []
-for call in torch.load(f"{folder}/calls{dist.get_rank()}.pt"):
-    texts.append((model.generate(**call), len(forwards)))
-    forwards.clear()
-torch.save(texts, f"{folder}/texts{dist.get_rank()}.pt")
+def save_logits(checkpoint, folder, how):
+    logging.disable_progress_bar()
+    inputs = torch.load(folder / "inputs.pt")
+    if how == "tensor parallel":
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, tp_plan="auto").eval()
+        weight, config = model.model.layers[0].self_attn.q_proj.weight, model.config
+        local = weight.to_local() if hasattr(weight, "to_local") else weight
+        assert local.shape[0] * 2 == config.num_attention_heads * config.head_dim, "the weights are not split"
+    else:
+        dist.init_process_group("gloo")
+        model = shard(AutoModelForCausalLM.from_pretrained(checkpoint).eval())
+    out = model(**inputs, use_cache=False)
+    torch.save(out.logits.detach(), folder / f"logits{dist.get_rank()}.pt")
+    if how != "tensor parallel":
+        model(input_ids=inputs["input_ids"], labels=inputs["input_ids"]).loss.backward()
+        assert model.lm_head.weight.grad is not None
+    dist.destroy_process_group()
 
-target_loss.QUERIES_PER_CHUNK = 3  # so that one rank calls the head more often than the other
-batch = torch.load(f"{folder}/batches.pt")[dist.get_rank()]
-for how in ("ddp", "fully sharded"):
-    model = AutoModelForCausalLM.from_pretrained(trained_checkpoint, attn_implementation="dual_stream").train()
-    wrapped = torch.nn.parallel.DistributedDataParallel(model) if how == "ddp" else shard(model)
-    (wrapped(**batch).loss * dist.get_world_size()).backward()  # gradients are averaged over the ranks
-    gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    whole = {name: grad.full_tensor() if how != "ddp" else grad for name, grad in gradients.items()}
-    if dist.get_rank() == 0:
-        torch.save(whole, f"{folder}/{how}.pt")
-dist.destroy_process_group()
-"""
+
+def generate_and_train(checkpoint, trained_checkpoint, folder):
+    logging.disable_progress_bar()
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
+    model = shard(AutoModelForCausalLM.from_pretrained(checkpoint).eval())
+    forwards = []
+    model.model.register_forward_hook(lambda *_: forwards.append(1))
+    texts = []
+    for call in torch.load(folder / f"calls{dist.get_rank()}.pt"):
+        texts.append((model.generate(**call), len(forwards)))
+        forwards.clear()
+    torch.save(texts, folder / f"texts{dist.get_rank()}.pt")
+
+    target_loss.QUERIES_PER_CHUNK = 3  # so that one rank calls the head more often than the other
+    batch = torch.load(folder / "batches.pt")[dist.get_rank()]
+    for how in ("ddp", "fully sharded"):
+        model = AutoModelForCausalLM.from_pretrained(trained_checkpoint, attn_implementation="dual_stream").train()
+        wrapped = torch.nn.parallel.DistributedDataParallel(model) if how == "ddp" else shard(model)
+        (wrapped(**batch).loss * dist.get_world_size()).backward()  # gradients are averaged over the ranks
+        gradients = {name: weight.grad for name, weight in model.named_parameters()}
+        whole = {name: grad.full_tensor() if how != "ddp" else grad for name, grad in gradients.items()}
+        if dist.get_rank() == 0:
+            torch.save(whole, folder / f"{how}.pt")
+    dist.destroy_process_group()
 
 
 def calls_of_ranks():
@@ -119,7 +105,7 @@ def ranks(tmp_path_factory):
     for rank, calls in enumerate(calls_of_ranks()):
         torch.save(calls, folder / f"calls{rank}.pt")
     torch.save(batches_of_ranks(), folder / "batches.pt")
-    run_two_processes(GENERATE_AND_TRAIN, folder, checkpoint, CHECKPOINTS / "q25", folder)
+    run_two_processes(generate_and_train, checkpoint, CHECKPOINTS / "q25", folder)
     return checkpoint, folder
 
 
@@ -128,7 +114,7 @@ def ranks(tmp_path_factory):
 def test_two_processes_give_the_single_process_logits(checkpoint, tmp_path, how):
     inputs = {"input_ids": random_tokens(1, 8), "position_ids": torch.tensor([[0, 1, 2, 3, 6, 4, 5, 7]])}
     torch.save(inputs, tmp_path / "inputs.pt")
-    run_two_processes(LOGITS, tmp_path, checkpoint, tmp_path, how)
+    run_two_processes(save_logits, checkpoint, tmp_path, how)
     expected = load(checkpoint)(**inputs).logits
     for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"logits{rank}.pt"), expected, atol=1e-4, rtol=1e-4)

@@ -1,47 +1,19 @@
 """WeDLMTrainer on two processes takes the steps of one, for all objectives: DDP, FSDP2 and DeepSpeed."""
 
+import datetime
 import json
-from pathlib import Path
+import os
 
 import pytest
 import torch
-from fsdp_on_cpus import FSDP
+import torch.distributed as dist
+from fsdp_on_cpus import FSDP, allow_fsdp, check_sharded
 from processes import run_two_processes
 from trainer_runs import LENGTHS, assert_same, samples, trained
 from training_runs import CONFIGS
 
-SCRIPT = """
-import datetime, json, os, sys
-os.environ["DS_ACCELERATOR"] = "cpu"  # for DeepSpeed
-import torch
-import torch.distributed as dist
-
-folder, tests = sys.argv[1:]
-sys.path[:0] = [tests, tests + "/training"]
-import fsdp_on_cpus
-import test_processes
 from wedlm.training import draft_loss, target_loss
 
-torch.set_num_threads(1)
-ways = json.load(open(f"{folder}/ways.json"))
-if any("fsdp" in fields for fields in ways.values()):
-    fsdp_on_cpus.allow_fsdp()
-    # So that one rank calls the head more often than the other.
-    draft_loss.QUERIES_PER_CHUNK = target_loss.QUERIES_PER_CHUNK = 10
-else:
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
-for name, fields in ways.items():
-    weights, log, trainer = test_processes.run(f"{folder}/{name}", fields)
-    if "fsdp" in fields:
-        fsdp_on_cpus.check_sharded(trainer)
-    weights = {key: getattr(weight, "full_tensor", lambda weight=weight: weight)() for key, weight in weights.items()}
-    if "deepspeed" in fields:
-        weights = {}  # they are in pieces, so the losses of later steps show that earlier ones were the same
-    evaluated = trainer.evaluate(test_processes.samples((15, 22, 31)))
-    if dist.get_rank() == 0:
-        torch.save((weights, log, evaluated), f"{folder}/{name}.pt")
-dist.destroy_process_group()
-"""
 UNEVEN = [*LENGTHS, 14, 25, 38]
 
 
@@ -50,10 +22,32 @@ def run(folder, fields):
     return trained(folder, dataset=samples(fields.pop("lengths", LENGTHS)), **fields)
 
 
+def run_as_rank(folder, ways):
+    os.environ["DS_ACCELERATOR"] = "cpu"  # for DeepSpeed
+    if any("fsdp" in fields for fields in ways.values()):
+        allow_fsdp()
+        # So that one rank calls the head more often than the other.
+        draft_loss.QUERIES_PER_CHUNK = target_loss.QUERIES_PER_CHUNK = 10
+    else:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a rank that waits longer fails
+    for name, fields in ways.items():
+        weights, log, trainer = run(folder / name, fields)
+        if "fsdp" in fields:
+            check_sharded(trainer)
+        weights = {
+            key: getattr(weight, "full_tensor", lambda weight=weight: weight)() for key, weight in weights.items()
+        }
+        if "deepspeed" in fields:
+            weights = {}  # they are in pieces, so the losses of later steps show that earlier ones were the same
+        evaluated = trainer.evaluate(samples((15, 22, 31)))
+        if dist.get_rank() == 0:
+            torch.save((weights, log, evaluated), folder / f"{name}.pt")
+    dist.destroy_process_group()
+
+
 def assert_same_in_two_processes(folder, ways):
     """Each way, on two processes, against one process with twice the batch."""
-    (folder / "ways.json").write_text(json.dumps(ways))
-    run_two_processes(SCRIPT, folder, folder, Path(__file__).parents[1])
+    run_two_processes(run_as_rank, folder, ways)
     for name, fields in ways.items():
         weights, log, evaluated = torch.load(folder / f"{name}.pt")
         alone = {key: value for key, value in fields.items() if key not in ("fsdp", "fsdp_config", "deepspeed")}

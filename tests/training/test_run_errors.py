@@ -1,20 +1,22 @@
 """Errors of other libraries, of full disks and of ended processes as errors of training."""
 
 import errno
+import os
 import shutil
 import signal
-import subprocess
-import sys
+import threading
 import time
 from types import SimpleNamespace
 
-import psutil
 import pytest
+from processes import run_two_processes
 from safetensors import SafetensorError
 from torch.distributed import DistNetworkError
+from torch.multiprocessing import ProcessExitedException
 from training_runs import CONFIGS, TOY, words
 
 from wedlm.training.run_errors import TrainingError, as_training_errors, ended_process_errors, full_disk_errors
+from wedlm.training.train import train
 
 
 def test_errors_of_others_become_one_line_of_the_same_words():
@@ -92,20 +94,28 @@ def test_other_errors_and_runs_stay_as_they_are(sigterm):
         assert raised.value is error
 
 
+def train_as_rank(arguments, out, printed):
+    """The second rank kills itself as soon as there is a checkpoint."""
+    if os.environ["RANK"] == "1":
+        threading.Thread(target=kill_after, args=(out / "checkpoint-2",)).start()
+    try:
+        train(arguments)
+    except TrainingError as error:
+        printed.write_text(str(error))
+
+
+def kill_after(checkpoint):
+    while not checkpoint.exists():
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.full
 def test_a_rank_is_killed(place, tmp_path):
     out = tmp_path / "out"
     fields = {"model": place / "model", "train_data": place / "chats.jsonl", "output_dir": out, **TOY}
     fields |= {"max_steps": 10_000, "save_steps": 1, "bf16": False}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "wedlm"]
-    command += ["train", CONFIGS / "full.yaml", *words(**fields)]
-    with open(tmp_path / "printed", "w") as printed, subprocess.Popen(command, stdout=printed, stderr=printed) as run:
-        try:
-            while not (out / "checkpoint-2").exists():
-                assert run.poll() is None, (tmp_path / "printed").read_text()
-                time.sleep(0.1)
-            psutil.Process(run.pid).children()[1].kill()
-            run.wait(60)
-        finally:
-            run.terminate()  # the launcher ends its processes
+    arguments = [str(CONFIGS / "full.yaml"), *words(**fields)]
+    with pytest.raises(ProcessExitedException, match="process 1 terminated with signal SIGKILL"):
+        run_two_processes(train_as_rank, arguments, out, tmp_path / "printed")
     assert "Process 0 of 2 ends, because another one has ended" in (tmp_path / "printed").read_text()

@@ -52,7 +52,11 @@ def begin(sequences: Sequences, settings: Settings) -> State:
     drafts, size = VERIFIED.begin(sequences, settings).kept, settings.window_size
     batch, none = len(drafts.tokens), drafts.tokens
     branches = Branches(
-        *drafts[:5],  # all but the record
+        verified_at=drafts.verified_at,
+        tokens=none,
+        estimates=drafts.estimates,
+        chances=drafts.chances,
+        num_drafts=drafts.num_drafts,
         is_looked_up=none.new_zeros(batch, 1, dtype=torch.bool),
         bounds=none.new_zeros(batch, size + 1),
         # A limit below the window makes the window as small, whatever the shape of the steps is.

@@ -234,8 +234,8 @@ class Callbacks:
         """Puts the tokens of `rows` at `slot` into the text, and asks the criteria which of these rows end there."""
         width = self.prompt_width + slot
         self.ids[rows, width] = tokens
-        scores = self.records.columns.get("scores")
-        scores = None if scores is None else tuple(scores[: slot + 1])
+        columns = self.records.columns.get("scores")
+        scores = None if columns is None else tuple(columns[: slot + 1])
         is_done = self.criteria(self.ids[:, : width + 1].contiguous(), scores).tolist()
         for i in rows:
             row = self.rows[i]

@@ -60,15 +60,15 @@ def default_query_cost(device: Any) -> float:
     return 0.1 if device.type == "cpu" else 0.0
 
 
-def is_amount(value: object) -> bool:
+def is_amount(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
-def is_share(value: object) -> bool:
+def is_share(value: Any) -> bool:
     return is_amount(value) and 0 < value <= 1
 
 
-def is_count(value: object) -> bool:
+def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 

@@ -122,7 +122,8 @@ def verify(
     slots, may_fill = queries.predicted_slots[:, :size], queries.is_predicted[:, :size]
     order, num_drafts = settings.arange[:size], drafts.num_drafts[:, None]
     proposed = pad(drafts.tokens, (0, 1))[:, :size].masked_fill(order >= num_drafts, NO_TOKEN)
-    callbacks_choose, read = settings.processors_read_text, ()
+    callbacks_choose = settings.processors_read_text
+    read: tuple[Tensor, ...] = ()
     if also is not None or not callbacks_choose:
         read = read_slots(logits, settings, sequences.number, queries.predicted_slots, also)
     if callbacks_choose:

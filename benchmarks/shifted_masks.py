@@ -34,8 +34,8 @@ from wedlm.evaluation.work_file import WorkFile
 from wedlm.generation import branches
 
 WORK = Path("build/shifted-masks")
-OWN, BEHIND = "own place", "place behind"  # what a MASK predicts the token of
-BRANCHES, ONE_BRANCH = "branches", "one branch"
+OWN, BEHIND = "its own place", "the place behind"  # what a MASK predicts the token of
+BRANCHES, ONE_BRANCH = "in branches", "in one branch"
 WINDOWS = (2, 4, 8)
 BATCH_SIZE = 5  # prompts at once: where queries cost nothing, no row decides for another
 
@@ -116,6 +116,15 @@ def counted(adapter: Path, held_out: list[dict], new_tokens: int, work: WorkFile
     return rows
 
 
+def table(rows: list[dict]) -> str:
+    header = ["A MASK predicts the token of", "MASKs", "window", "tokens per forward", "queries of a forward"]
+    lines = [
+        [row["kind"], row["plan"], row["window_size"], f"{row['tokens_per_forward']:.2f}", f"{row['queries']:.1f}"]
+        for row in rows
+    ]
+    return markdown(header, lines, header[:2])
+
+
 def main() -> None:
     parser = new_parser(__doc__, "shifted_masks")
     parser.add_argument("answers", type=Path, help="JSON Lines of prompts with the model's answers")
@@ -128,18 +137,13 @@ def main() -> None:
     rows, work = [], WorkFile(WORK / "counts", {name: str(value) for name, value in vars(given).items()})
     for kind, shift in ((OWN, False), (BEHIND, True)):
         settings = AdaptSettings(**common, mask_shift=shift)
-        adapter = trained(settings, records, WORK / kind.replace(" ", "-"))
+        adapter = trained(settings, records, WORK / ("shifted" if shift else "own-place"))
         log = json.loads((adapter / "log.json").read_text(encoding="utf-8"))
         losses = [each["eval_loss"] for each in log if "eval_loss" in each]
         rows += [row | {"loss": losses[-1]} for row in counted(adapter, records[1], given.new_tokens, work, kind)]
     settings = {"steps": given.steps, "num_train": len(records[0]), "num_held_out": len(records[1])}
     write_report(given.out, rows, "cpu", ("peft",), **settings, new_tokens=given.new_tokens)
-    header = ["MASKs predict the token of their", "MASKs behind the drafts", "window", "tokens per forward", "queries"]
-    lines = [
-        [row["kind"], row["plan"], row["window_size"], f"{row['tokens_per_forward']:.2f}", f"{row['queries']:.1f}"]
-        for row in rows
-    ]
-    print(markdown(header, lines, header[:2]))
+    print(table(rows))
 
 
 if __name__ == "__main__":

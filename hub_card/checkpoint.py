@@ -28,7 +28,6 @@ PLACES_OF_TOKENIZERS = {"name_or_path", "_name_or_path", "special_tokens_map_fil
 class Checkpoint(NamedTuple):
     """A checkpoint, but for its weights."""
 
-    name: str  # the folder or name on the Hub that the user gave
     adapter: Path | None  # the folder of the draft adapter that is published in it
     plan: Plan  # what is published; its notes are for whoever exports it
     parameters: int  # their number
@@ -44,17 +43,16 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
     require_wedlm(name, fields)
     check_weights(name, folder)
     require_tokenizer(name, folder)
-    source = read_folder(name, folder, fields)
-    config, model, changed, notes = source.config, source.model, source.changed, source.notes
-    tokenizer_config = source.tokenizer.file("tokenizer_config.json")
+    plan = read_folder(name, folder, fields)
+    config, model, changed, notes = plan.config, plan.model, plan.changed, plan.notes
+    tokenizer_config = plan.tokenizer.file("tokenizer_config.json")
     if tokenizer_config.keys() & PLACES_OF_TOKENIZERS:
         changed["tokenizer_config.json"] = without(tokenizer_config, *PLACES_OF_TOKENIZERS)
     generation = read_generation_fields(folder)
     if not generation:
         generation = changed[GENERATION_FILE] = json.loads(model.generation_config.to_json_string())
-    added = {}
     if adapter is not None:
-        config.drafts, added = adapter_on_disk(adapter, model, source.shards)
+        config.drafts, plan.added = adapter_on_disk(adapter, model, plan.shards)
         own = read_generation_fields(adapter)
         generation = changed[GENERATION_FILE] = own or with_verified_decoding(generation)
     if "max_new_tokens" in generation:
@@ -66,10 +64,9 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
     notes += limits
     config.architectures, config.auto_map = [WEDLM_CLASS], None  # the package's code is written beside it
     return Checkpoint(
-        name=name,
         adapter=adapter,
-        plan=source.plan(added=added),
-        parameters=model.num_parameters() + sum(value.numel() for value in added.values()),
+        plan=plan,
+        parameters=model.num_parameters() + sum(value.numel() for value in plan.added.values()),
         generation={name: generation.get(name, default) for name, default in DEFAULTS.items()},
         decodings=offered_decodings(model, generation),
         has_chat_template=bool(tokenizer_config.get("chat_template")) or any(folder.glob("chat_template.*")),

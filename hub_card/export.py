@@ -116,14 +116,14 @@ def write_repository(content: CardContent, card: ModelCard, out: Path, overwrite
             shutil.copyfile(adapter / PLOT_FILE, new / PLOT_FILE)
         if base is None:
             write_weights(plan, new)
-        check_leaks(adapter or checkpoint.name, new, places)
+        check_leaks(adapter or checkpoint.plan.name, new, places)
         with Console(stderr=True).status("Running the snippet of the card in a clean process"):
             run_snippet(new, content.repository, None if base is None else {base.loaded: plan.folder})
 
 
 def card_content(checkpoint: Checkpoint, options: CardOptions, repository: str) -> CardContent:
     """Returns what the card of an exported checkpoint says; the snippet loads it by the name `repository`."""
-    adapter, name, folder = checkpoint.adapter, checkpoint.name, checkpoint.plan.folder
+    adapter, name, folder = checkpoint.adapter, checkpoint.plan.name, checkpoint.plan.folder
     metadata = read_metadata(folder, options, adapter)
     draft_report = report_beside(adapter)
     expected = {}

@@ -163,7 +163,6 @@ def stock_fields(config: "WeDLMConfig", model_type: str) -> dict:
 
 
 def check_shapes(shards: list[Shard], model: "WeDLMForCausalLM", source: object) -> None:
-    """Refuses weight files whose names and shapes are not those of the model."""
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tensor.shape for shard in shards for name, tensor in shard.tensors.items()}
     if model.config.tie_word_embeddings:

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wedlm.checkpoints.architectures import (
     KEPT_ENTRY,
@@ -31,38 +31,17 @@ from wedlm.checkpoints.resolve import (
     read_config,
     read_generation_fields,
 )
-from wedlm.checkpoints.shards import EMBEDDING, HEAD, Shard, read_json, read_shards
+from wedlm.checkpoints.shards import EMBEDDING, HEAD, read_json, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, for_stock
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
-from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 
 class Conversion(NamedTuple):
-    """The result of a conversion."""
-
     folder: Path
     mask_token_id: int | None  # on the way back, the one that stayed
     notes: list[str]  # what its user should know, a sentence each
-
-
-class Source(NamedTuple):
-    """A checkpoint that is converted or published, read and checked."""
-
-    name: str | os.PathLike
-    folder: Path
-    model_type: str
-    config: WeDLMConfig
-    model: WeDLMForCausalLM  # on the meta device
-    shards: list[Shard]
-    tokenizer: TokenizerFiles  # without code of its own
-    changed: dict[str, dict | None]  # small files that are not copied as they are, with their new content
-    notes: list[str]  # on what was changed
-
-    def plan(self, **more: Any) -> Plan:
-        """The plan of a copy."""
-        return Plan(self.config, self.shards, self.folder, self.changed, self.notes, **more)
 
 
 def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False) -> Conversion:
@@ -88,17 +67,16 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
             "folder, or decode it as it is: model.generate(..., custom_generate=wedlm.verified)."
         )
     out = check_out(out, overwrite)
-    checkpoint = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
-    config, generation_fields = checkpoint.config, read_generation_fields(checkpoint.folder)
-    plan = checkpoint.plan()
-    if checkpoint.model_type != MODEL_TYPE:
-        add_mask(plan, checkpoint.tokenizer, generation_fields, source)
-        kept = restore_training(checkpoint)
-        generation_fields = plan.changed[GENERATION_FILE] = with_decoding(checkpoint, generation_fields, kept)
+    plan = read_source(source, out, wanted=(*STOCK, MODEL_TYPE))
+    config, generation_fields = plan.config, read_generation_fields(plan.folder)
+    if plan.model_type != MODEL_TYPE:
+        add_mask(plan, generation_fields)
+        kept = restore_training(plan)
+        generation_fields = plan.changed[GENERATION_FILE] = with_decoding(plan, generation_fields, kept)
     elif config.mask_token_id is None:
         plan.notes.append("The config names no mask_token_id, so the result loads, but masked prediction refuses it.")
     config.architectures, config.auto_map = [WEDLM_CLASS], None  # the code written beside it sets auto_map
-    plan.notes.extend(limits_of_parallel_decoding(checkpoint.model, generation_fields))
+    plan.notes.extend(limits_of_parallel_decoding(plan.model, generation_fields))
     write(plan, out, overwrite)
     return Conversion(out, config.mask_token_id, plan.notes)
 
@@ -119,17 +97,17 @@ def convert_to_autoregressive(
             one is complete.
     """
     out = check_out(out, overwrite)
-    checkpoint = read_source(source, out, wanted=(MODEL_TYPE,))
-    if checkpoint.config.drafts is not None:
+    plan = read_source(source, out, wanted=(MODEL_TYPE,))
+    config = plan.config
+    if config.drafts is not None:
         raise CheckpointError(
             f"{source} contains a draft adapter, which has no place in a stock checkpoint; convert its base instead."
         )
-    plan = plan_of_stock(checkpoint)
-    write(plan, out, overwrite)
-    return Conversion(out, checkpoint.config.mask_token_id, plan.notes)
+    write(plan_of_stock(plan), out, overwrite)
+    return Conversion(out, config.mask_token_id, plan.notes)
 
 
-def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -> Source:
+def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -> Plan:
     """Reads and checks a checkpoint; weights on the Hub are downloaded once the config is known to fit."""
     folder = checkpoint_folder(source, with_weights=False)
     check_apart(out, folder)
@@ -139,19 +117,19 @@ def read_source(source: str | os.PathLike, out: Path, wanted: tuple[str, ...]) -
     return read_folder(source, download_weights(source, folder), fields)
 
 
-def read_folder(name: str | os.PathLike, folder: Path, fields: dict) -> Source:
+def read_folder(name: str | os.PathLike, folder: Path, fields: dict) -> Plan:
     """Reads and checks the weight files and the tokenizer of a checkpoint whose config.json has these fields."""
     config, model = wedlm_model(fields, name)
     shards = read_shards(folder)
     check_shapes(shards, model, name)
     tokenizer, changed, notes = TokenizerFiles.read(folder).without_code(name)
     tokenizer.check_rows(config.vocab_size, name)
-    return Source(name, folder, fields["model_type"], config, model, shards, tokenizer, changed, notes)
+    return Plan(name, folder, fields["model_type"], model, config, shards, tokenizer, changed, notes)
 
 
-def plan_of_stock(checkpoint: Source) -> Plan:
+def plan_of_stock(plan: Plan) -> Plan:
     """Returns the plan of the plain checkpoint of a WeDLM, and unsets a MASK that its conversion added."""
-    config, source = checkpoint.config, checkpoint.name
+    config, source = plan.config, plan.name
     model_type = stock_model_type(config)
     if model_type is None:
         raise CheckpointError(
@@ -159,10 +137,10 @@ def plan_of_stock(checkpoint: Source) -> Plan:
             f"{families()} has both, so there is no stock class to convert it to."
         )
     check_layers(config.to_dict(), source, model_type)
-    plan, generation_fields = checkpoint.plan(), read_generation_fields(checkpoint.folder)
+    generation_fields = read_generation_fields(plan.folder)
     kept = kept_training(config, generation_fields)
-    remove_mask(plan, checkpoint.tokenizer, source)
-    plan.changed |= for_stock({**checkpoint.tokenizer.contents, **plan.changed})
+    remove_mask(plan)
+    plan.changed |= for_stock({**plan.tokenizer.contents, **plan.changed})
     if generation_fields.keys() & DEFAULTS.keys():  # parameters of parallel decoding
         plan.changed[GENERATION_FILE] = without_parallel_decoding(config, generation_fields)
     return replace(plan, config=stock_fields(config, model_type) | kept)
@@ -185,26 +163,26 @@ def kept_training(config: WeDLMConfig, generation_fields: dict) -> dict:
     return {KEPT_ENTRY: {"mask_token_id": config.mask_token_id, "decoding": DEFAULTS["decoding"], **given}}
 
 
-def restore_training(checkpoint: Source) -> dict:
+def restore_training(plan: Plan) -> dict:
     """Marks a model as trained in MASKs if it was before it became a stock one; returns its parameters of decoding."""
-    kept = read_json(checkpoint.folder / CONFIG_FILE).get(KEPT_ENTRY)
-    if not isinstance(kept, dict) or kept.get("mask_token_id") != checkpoint.config.mask_token_id:
+    kept = read_json(plan.folder / CONFIG_FILE).get(KEPT_ENTRY)
+    if not isinstance(kept, dict) or kept.get("mask_token_id") != plan.config.mask_token_id:
         return {}
-    checkpoint.config.mask_trained = True
+    plan.config.mask_trained = True
     return {name: value for name, value in kept.items() if name in DEFAULTS}
 
 
 # --- generation_config.json ---
 
 
-def with_decoding(checkpoint: Source, generation_fields: dict, kept: dict) -> dict:
+def with_decoding(plan: Plan, generation_fields: dict, kept: dict) -> dict:
     """The content of generation_config.json with the parameters that were kept.
 
     The decoding is verified if none was kept, for it writes the text of the source; and autoregressive, which knows
     every kind of RoPE, and beams, if the model does not offer that one.
     """
-    fields = (generation_fields or fields_of_no_file(checkpoint.config)) | {"decoding": "verified"} | kept
-    if fields["decoding"] not in offered_decodings(checkpoint.model, fields):
+    fields = (generation_fields or fields_of_no_file(plan.config)) | {"decoding": "verified"} | kept
+    if fields["decoding"] not in offered_decodings(plan.model, fields):
         fields["decoding"] = "autoregressive"
     if FROM_MODEL in fields:
         fields[FROM_MODEL] = False  # transformers would take nothing else from the file
@@ -228,12 +206,13 @@ def fields_of_no_file(config: WeDLMConfig) -> dict:
 # --- MASK ---
 
 
-def add_mask(plan: Plan, tokenizer: TokenizerFiles, generation_fields: dict, source: object) -> None:
+def add_mask(plan: Plan, generation_fields: dict) -> None:
     """Chooses the MASK token of a stock checkpoint.
 
     A mask_token that the tokenizer has is kept. Otherwise MASK gets a row that no token uses, or one more row.
     """
-    config, tokens = plan.config, tokenizer.token_ids()
+    config, tokenizer, source = plan.config, plan.tokenizer, plan.name
+    tokens = tokenizer.token_ids()
     end_ids = named_ids("eos_token_id", config, generation_fields)
     existing = tokenizer.mask_token()
     if existing is not None:
@@ -300,9 +279,9 @@ def check_existing_mask(
         )
 
 
-def remove_mask(plan: Plan, tokenizer: TokenizerFiles, source: object) -> None:
+def remove_mask(plan: Plan) -> None:
     """Undoes `add_mask`."""
-    config, mask_token_id = plan.config, plan.config.mask_token_id
+    config, tokenizer, mask_token_id = plan.config, plan.tokenizer, plan.config.mask_token_id
     if config.mask_row is None:
         if mask_token_id is not None:
             plan.notes.append(f"MASK, token {mask_token_id}, stays: no conversion to WeDLM added it.")
@@ -314,8 +293,8 @@ def remove_mask(plan: Plan, tokenizer: TokenizerFiles, source: object) -> None:
             )
         if mask_token_id != config.vocab_size - 1:
             raise CheckpointError(
-                f"mask_token_id={mask_token_id} is not the last of the {config.vocab_size} rows of {source} any more, "
-                'though its config says mask_row="added"; set mask_row to null there to keep MASK.'
+                f"mask_token_id={mask_token_id} is not the last of the {config.vocab_size} rows of {plan.name} any "
+                'more, though its config says mask_row="added"; set mask_row to null there to keep MASK.'
             )
         resize_vocabulary(plan, mask_token_id)
     config.mask_token_id = None

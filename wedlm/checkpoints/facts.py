@@ -55,7 +55,6 @@ class Facts(NamedTuple):
         return config.num_hidden_layers * width * tokens * itemsize
 
     def bytes_on_disk(self) -> Counter[str]:
-        """The size of the weights on disk, by dtype."""
         total: Counter[str] = Counter()
         for tensor in (tensor for shard in self.shards for tensor in shard.tensors.values()):
             total[DTYPES[tensor.dtype]] += tensor.num_bytes()
@@ -65,9 +64,7 @@ class Facts(NamedTuple):
 def read_facts(name: str | os.PathLike) -> Facts:
     """Reads the facts about a checkpoint without loading its weights.
 
-    Args:
-        name (`str` or `os.PathLike`): A folder or a name on the Hub. A draft adapter stands for its base, which
-            decodes as the adapter's generation_config.json says.
+    A draft adapter stands for its base, which decodes as the adapter's generation_config.json says.
     """
     adapter, name = draft_adapter(name), checkpoint_of(name)
     folder = checkpoint_folder(name, with_weights=False)

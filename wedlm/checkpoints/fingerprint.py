@@ -86,7 +86,6 @@ def fingerprint_of(names: Iterable[str], read: Callable[[str], torch.Tensor], co
 
 
 def check_base(present: Fingerprint, recorded: dict[str, str | None]) -> None:
-    """Raises a ValueError if the fingerprint of a model is not the one in an adapter's config."""
     for name, value in zip(FIELDS, present, strict=True):
         if None not in (value, recorded.get(name)) and recorded[name] != value:
             raise ValueError(

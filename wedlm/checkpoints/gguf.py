@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -66,27 +65,19 @@ def load_gguf(
     dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}.get(str(dtype), dtype)
     if dtype not in (torch.float32, torch.bfloat16):
         raise CheckpointError(f"dtype={dtype!r} is not one of float32 and bfloat16; pass one of them.")
-    file = opened(gguf_path(name, gguf_file))
-    config, tokenizer = read_config(file), read_tokenizer(file)
-    with as_sentence(f"transformers makes no model of the config of {file.path}"):
-        model = without_weights(config, dtype)
-        model.generation_config = GenerationConfig.from_model_config(config)
-        ends = [int(token) for token in map(file.value, ENDS) if token is not None]
-        model.generation_config.eos_token_id = list(dict.fromkeys(ends)) or None
     try:
+        file = GgufFile(gguf_path(name, gguf_file))
+        check_architecture(file)
+        config, tokenizer = read_config(file), read_tokenizer(file)
+        with as_sentence(f"transformers makes no model of the config of {file.path}"):
+            model = without_weights(config, dtype)
+            model.generation_config = GenerationConfig.from_model_config(config)
+            ends = [int(token) for token in map(file.value, ENDS) if token is not None]
+            model.generation_config.eos_token_id = list(dict.fromkeys(ends)) or None
         fuse(model, weights=file)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
     return model.eval(), tokenizer
-
-
-def opened(path: Path) -> GgufFile:
-    try:
-        file = GgufFile(path)
-        check_architecture(file)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
-    return file
 
 
 class Reader(NamedTuple):

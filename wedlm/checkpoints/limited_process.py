@@ -24,10 +24,8 @@ class Refused(ValueError):
 class LimitedProcess:
     """Answers questions in a process, which starts with the first one, and anew when it has ended.
 
-    Args:
-        prepare (`Callable`): Called once in the process, with `argument`. It returns the function that answers a
-            question, whose errors become the reason of `Refused`. It is a function of a module, since it is pickled.
-        argument (`Any`, *optional*): What the process needs to know first.
+    The process calls `prepare(argument)` once, a function of a module, since it is pickled. That returns the function
+    which answers a question, and whose errors become the reason of `Refused`.
     """
 
     def __init__(self, prepare: Callable[[Any], Callable[[Any], Any]], argument: Any = None):
@@ -52,11 +50,7 @@ class LimitedProcess:
         self.send(self.first)
 
     def ask(self, question: Any, seconds: float) -> Any:
-        """The answer to a question, which may take so many seconds of computing.
-
-        Raises:
-            `Refused`: the reason why there is none.
-        """
+        """The answer to a question, which may take so many seconds of computing; `Refused` says why there is none."""
         with self.lock:
             self.start()
             process = self.process

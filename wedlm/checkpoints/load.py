@@ -61,19 +61,9 @@ def load_checkpoint(
 
         model, tokenizer = load_checkpoint("tencent/WeDLM-8B-Instruct", dtype="bfloat16", device="cuda")
 
-    Args:
-        name (`str` or `os.PathLike`): A folder, or a name on the Hub. A model with a draft adapter decodes verified by
-            default. With `or_stock` it may be a GGUF file, too.
-        dtype (`str`, *optional*, defaults to `"auto"`): The dtype of the weights; `"auto"` is the one they have on
-            disk.
-        device (`str`, *optional*): The device of the model; by default the GPU if there is one, otherwise the CPU.
-        only_decodes (`bool`, *optional*, defaults to `False`): Whether the model will only decode. Then its layers
-            are fused.
-        or_stock (`bool`, *optional*, defaults to `False`): Whether it may be another causal language model of
-            transformers, which then decodes verified by default.
-
-    Raises:
-        `CheckpointError`: whatever is in the way, as one sentence with the remedy.
+    With `or_stock` it may be another causal language model of transformers or a GGUF file. Such a model, and one with
+    a draft adapter, decodes verified by default. The layers of a model that `only_decodes` are fused. Whatever is in
+    the way is a `CheckpointError`.
     """
     folder, adapter = wedlm_folder(name, with_weights=True, or_stock=or_stock), draft_adapter(name)
     is_in_blocks = is_gguf(folder)
@@ -121,9 +111,7 @@ def load_checkpoint(
 def read_model(kind: type, name: str | os.PathLike, folder: Path, **arguments: Any) -> PreTrainedModel:
     """The model that `kind.from_pretrained()` makes of a folder; weights that are missing or do not fit are refused.
 
-    Args:
-        kind (`type`): A class of models, or of transformers' Auto classes.
-        name (`str` or `os.PathLike`): The checkpoint's name in a refusal.
+    `kind` is a class of models, or of transformers' Auto classes, and `name` the checkpoint's name in a refusal.
     """
     model_type = read_config(name, folder).get("model_type")
     if model_type not in CONFIG_MAPPING:
@@ -191,7 +179,6 @@ class NativeAdapter(NamedTuple):
 
 
 def with_adapter_of_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """A stock model with the draft adapter in a folder."""
     try:
         from peft import PeftModel
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,19 +18,24 @@ from wedlm.checkpoints.resolve import COMPANIONS, CONFIG_FILE, TOKENIZER_FILES
 from wedlm.checkpoints.shards import INDEX_FILE, Shard, read_index, read_json, read_shard, write_shard
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, load_tokenizer, with_class
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMForCausalLM
 
 SPARE_BYTES = 32 * 2**20  # of disk space, for config, tokenizer, code and a row more
 
 
 @dataclass
 class Plan:
-    """Everything that is going to be written."""
+    """A checkpoint that was read and checked, and what becomes of it."""
 
-    config: WeDLMConfig | dict  # a dict is the config.json of a stock checkpoint
+    name: str | os.PathLike  # as its user gave it
+    folder: Path
+    model_type: str
+    model: WeDLMForCausalLM  # on the meta device
+    config: WeDLMConfig | dict  # the one to write; a dict is the config.json of a stock checkpoint
     shards: list[Shard]
-    folder: Path  # the source
+    tokenizer: TokenizerFiles  # without code of its own
     changed: dict[str, dict | None]  # small files with their new content; None for one that is left out
-    notes: list[str]
+    notes: list[str]  # what its user should know, a sentence each
     num_rows: dict[str, int] = field(default_factory=dict)  # of the weights that gain or lose a row
     tokens: dict[str, int] | None = None  # ids that the changed tokenizer must give; None if it does not change
     added: dict[str, torch.Tensor] = field(default_factory=dict)  # weights that the last file gains
@@ -58,7 +64,6 @@ def write(plan: Plan, out: Path, overwrite: bool, fill: Callable[[Plan, Path], N
 
 
 def write_files(plan: Plan, folder: Path) -> None:
-    """Writes all files of a checkpoint into a folder."""
     write_companions(plan, folder)
     if any((folder / name).exists() for name in TOKENIZER_FILES):
         check_tokenizer(plan, folder)
@@ -80,7 +85,6 @@ def write_companions(plan: Plan, folder: Path) -> None:
 
 
 def copy_files(source: Path, folder: Path, patterns: Iterable[str]) -> None:
-    """Copies the files of `source` whose names match a pattern."""
     for path in (path for pattern in patterns for path in sorted(source.glob(pattern)) if path.is_file()):
         target = folder / path.relative_to(source)
         target.parent.mkdir(exist_ok=True)
@@ -145,16 +149,11 @@ def write_weights(plan: Plan, folder: Path) -> None:
         write_shard(shard, folder / shard.path.name, plan.num_rows, plan.added if shard is last else {})
     index = read_index(plan.folder)
     if index is not None:
-        metadata, old = index["metadata"], totals(plan.shards)
-        for name, total in totals([read_shard(folder / shard.path.name) for shard in plan.shards]).items():
-            if isinstance(metadata.get(name), int):
-                metadata[name] += total - old[name]
+        tensors = [each for shard in plan.shards for each in read_shard(folder / shard.path.name).tensors.values()]
+        totals = {
+            "total_size": sum(tensor.num_bytes() for tensor in tensors),
+            "total_parameters": sum(math.prod(tensor.shape) for tensor in tensors),
+        }
+        index["metadata"] |= {name: total for name, total in totals.items() if name in index["metadata"]}
         index["weight_map"] |= dict.fromkeys(plan.added, last.path.name)
         write_json(folder / INDEX_FILE, index)
-
-
-def totals(shards: list[Shard]) -> dict[str, int]:
-    """What the metadata of an index may say of all weight files together."""
-    shapes = [tensor.shape for shard in shards for tensor in shard.tensors.values()]
-    num_bytes = sum(shard.num_bytes() for shard in shards)
-    return {"total_size": num_bytes, "total_parameters": sum(map(math.prod, shapes))}

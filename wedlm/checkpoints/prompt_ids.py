@@ -60,7 +60,6 @@ def check_size(text: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 @lru_cache(1)
 def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The number of bytes of the longest token."""
     return max(len(token.encode()) for token in tokenizer.get_vocab())
 
 

@@ -17,11 +17,7 @@ RENDERED_CHARACTERS = 2**26
 def render(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[dict], tools: list | None = None, **arguments: Any
 ) -> str:
-    """The text of `tokenizer.apply_chat_template()`.
-
-    Raises:
-        `Refused`: the reason why there is none.
-    """
+    """The text of `tokenizer.apply_chat_template()`; `Refused` says why there is none."""
     return ask(tokenizer, "apply_chat_template", messages, tools, arguments)
 
 
@@ -51,7 +47,6 @@ def described(error: Exception) -> str:
 
 
 def renderer(_: None) -> Callable[[tuple], Any]:
-    """Returns the function that renders."""
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase, render_jinja_template
 
     def text_of(

@@ -205,7 +205,6 @@ def draft_adapter(name: str | os.PathLike) -> Path | None:
 
 
 def has_draft_type(folder: Path) -> bool:
-    """Whether adapter_config.json describes a draft adapter."""
     try:
         return read_json(folder / ADAPTER_FILE).get("peft_type") == DRAFT_TYPE
     except CheckpointError:

@@ -27,9 +27,7 @@ def without(mapping: dict, *names: str) -> dict:
 
 
 class TokenizerFiles(NamedTuple):
-    """The content of a tokenizer's files, by name."""
-
-    contents: dict[str, dict]
+    contents: dict[str, dict]  # by name of the file
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -100,7 +98,6 @@ class TokenizerFiles(NamedTuple):
         return token_ids
 
     def check_rows(self, num_rows: int, source: object) -> None:
-        """Refuses tokens that the embedding of `source` has no row for."""
         if beyond := sorted((i, token) for token, i in self.token_ids().items() if not 0 <= i < num_rows):
             raise CheckpointError(
                 f"The tokenizer of {source} has the token {beyond[-1][1]!r} with the id {beyond[-1][0]}, and its "
@@ -176,7 +173,6 @@ def load_tokenizer(folder: Path, source: object) -> "PreTrainedTokenizerBase":
 
 
 def is_tokenizer_class(name: str) -> bool:
-    """Whether transformers has a tokenizer of this name."""
     from transformers import PreTrainedTokenizerBase
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 

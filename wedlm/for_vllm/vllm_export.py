@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch.nn.functional import pad
 
-from wedlm.checkpoints.convert import Source, plan_of_stock, read_source
+from wedlm.checkpoints.convert import plan_of_stock, read_source
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.load import adapter_on_disk
 from wedlm.checkpoints.new_folder import DRAFTER, DRAFTS_FILE, TARGET, check_apart, check_links, check_out
@@ -154,7 +154,7 @@ def export_for_vllm(
     return Exported(out, None, plan.notes)
 
 
-def read_drafts(read: Source, adapter: Path | None) -> Drafts:
+def read_drafts(read: Plan, adapter: Path | None) -> Drafts:
     """Reads the embedding of MASK, and the draft adapter from its own folder or from the checkpoint with it."""
     mask_token_id = read.config.mask_token_id
     found, tensors = (read.config.drafts, {}) if adapter is None else adapter_on_disk(adapter, read.model, read.shards)
@@ -173,7 +173,7 @@ def read_drafts(read: Source, adapter: Path | None) -> Drafts:
     return Drafts(mask_token_id, found, {MASK_EMBEDDING: mask_row, **tensors})
 
 
-def check_target(target: str, out: Path, model: str, read: Source, drafts: Drafts, plan: Plan) -> None:
+def check_target(target: str, out: Path, model: str, read: Plan, drafts: Drafts, plan: Plan) -> None:
     """Refuses a target whose tokens are not those of the drafter."""
     folder = checkpoint_folder(target, with_weights=False)
     check_apart(out, folder)

@@ -106,7 +106,7 @@ COMMANDS = [
 # These need torch, or transformers' arguments.
 SLOWER_COMMANDS = [
     ("export model out", "No licence is given, neither in model/README.md nor here; pass --license, *."),
-    ("export model out --license mit --eval gone.json", "gone.json cannot be read as JSON (*); pass a file that *."),
+    ("export model out --license mit --eval gone.json", "gone.json is no file that `wedlm eval` wrote (*); pass *."),
     ("train run.yaml --train_data empty.jsonl", "There is no record in empty.jsonl; give a file with at least one."),
     ("train run.yaml --train_data broken.jsonl", "broken.jsonl, line 2 is no JSON (*); correct it."),
     ("train run.yaml --output_dir run.yaml", "output_dir=run.yaml cannot be written (Not a directory: *); choose *."),

@@ -227,3 +227,41 @@ def decode_verified(
         of_masks = [best_of_mask(logits[row]) for row in groups[num_accepted][0 if masks_shift else 1 :]]
         offered = (of_masks, looked_up(prompt + text, num_looked_up, most_matched)[0])
     raise AssertionError("the text has not ended")
+
+
+def decode_strided(
+    logits_of: Callable[[list[int], list[int]], torch.Tensor],
+    prompt: list[int],
+    max_new_tokens: int,
+    mask_token_id: int,
+    eos_token_ids: list[int],
+    stride: int,
+) -> Decoded:
+    """I-DLM's own plan: MASKs, which predict the tokens behind them, stand behind all drafts and nowhere else.
+
+    After that over the prompt, each forward holds the last token, up to `stride` - 1 drafts, and `stride` - 1 MASKs.
+    These make the next drafts if all drafts are accepted; otherwise the next forward has none. `steps` are the drafts.
+    """
+    result = Decoded(verified=[0] * (stride - 1), accepted=[0] * (stride - 1))
+    text, drafts = result.ids, []
+    while True:
+        known = prompt + text
+        tokens = known + drafts + [mask_token_id] * (stride - 1 if text else 0)
+        scores = logits_of(tokens, list(range(len(tokens)))).clone()
+        scores[:, mask_token_id] = -math.inf
+        best = scores.argmax(-1).tolist()[len(known) - 1 :]
+        result.forwards += 1
+        result.steps.append({"known": len(text), "drafts": drafts})
+
+        is_accepted = []
+        for token, draft in zip(best, [*drafts, None], strict=False):
+            text.append(token)
+            if draft is not None:
+                result.verified[len(is_accepted)] += 1
+                result.accepted[len(is_accepted)] += token == draft
+                is_accepted.append(token == draft)
+            if token in eos_token_ids or len(text) == max_new_tokens:
+                return result
+            if token != draft:
+                break
+        drafts = best[len(drafts) + 1 :] if all(is_accepted) else []

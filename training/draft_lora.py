@@ -70,10 +70,10 @@ class DraftLoraConfig(LoraConfig):
         check_fields(self)
 
 
-def unusual_field(config: LoraConfig) -> str | None:
+def unusual_field(config: LoraConfig, *free: str) -> str | None:
     """The first field, as `name=value`, that a draft adapter cannot have. (Other libraries write [] for None.)"""
     defaults = LoraConfig()
-    for name in sorted({each.name for each in fields(LoraConfig)} - FREE_FIELDS):
+    for name in sorted({each.name for each in fields(LoraConfig)} - {*FREE_FIELDS, *free}):
         if (value := getattr(config, name)) and value != getattr(defaults, name):
             return f"{name}={value!r}"
     return None

@@ -1,5 +1,6 @@
 """Draft adapters that others have trained: a LoRA of PEFT that acts where the input is MASK, and nowhere else."""
 
+import math
 import os
 from typing import NamedTuple
 
@@ -65,6 +66,8 @@ def load_draft_adapter(
     taken = {field: getattr(config, field) for field in TAKEN}
     targets = config.target_modules
     names = {each.rpartition(".")[2] for each in ([targets] if isinstance(targets, str) else targets or ())}
+    if config.use_rslora:  # the scale is lora_alpha / sqrt(r) with it, lora_alpha / r without
+        taken["lora_alpha"] *= math.sqrt(config.r)
     config = DraftLoraConfig(
         **taken, target_modules=names, mask_token_id=mask_token_id, mask_shift=shift, inference_mode=True
     )
@@ -87,7 +90,7 @@ def check_is_plain(config: PeftConfig, name: str | os.PathLike) -> None:
     if not isinstance(config, LoraConfig) or isinstance(config, DraftLoraConfig):
         remedy = "PeftModel.from_pretrained() loads it" if isinstance(config, DraftLoraConfig) else "pass a LoRA"
         raise ValueError(f"The adapter {name} has peft_type={str(config.peft_type)!r} and is no LoRA; {remedy}.")
-    if (unusual := unusual_field(config)) is not None:
+    if (unusual := unusual_field(config, "use_rslora")) is not None:
         raise ValueError(
             f"{unusual} of the adapter {name} is more than a LoRA on linear layers, which alone can act at MASK and "
             "nowhere else; take an adapter without it."

@@ -143,6 +143,14 @@ def test_a_wedlm_contains_a_shifted_adapter_too(tmp_path):
         native.generate(**given_, decoding="streaming")
 
 
+def test_a_scale_of_rslora_is_taken_over(adapter, drafting, tmp_path):
+    """lora_alpha / sqrt(r), which is 2 as that of the other."""
+    folder = changed(adapter, tmp_path / "other", use_rslora=True, lora_alpha=4)
+    other = wedlm.load_draft_adapter(base(), folder, mask_token_id=MASK, shift=True)
+    scales = [model.get_base_model().model.layers[0].mlp.up_proj.scaling["default"] for model in (drafting, other)]
+    assert scales == [2.0, 2.0]
+
+
 def changed(adapter, folder, **fields):
     folder.mkdir()
     for file in adapter.iterdir():

@@ -20,7 +20,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from wedlm.generation.call import undone_on_error
 from wedlm.generation.decoding import WeDLMGenerateOutput, autoregressive_output, decode
 from wedlm.generation.package import from_package
-from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of
+from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of, defaults_of
 from wedlm.generation.sampling import NoTokenError, reads_no_text
 from wedlm.generation.static_steps import KEPT
 from wedlm.generation.transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
@@ -45,7 +45,7 @@ class WeDLMGenerationMixin(GenerationMixin):
         decoding (`str`, *optional*, defaults to `"streaming"`): "streaming" fills slots of a window, and commits each
             as soon as no slot before it is open. "blockwise" commits a window when all of it is filled. "verified"
             writes the autoregressive text: each forward verifies the drafts of the one before. "autoregressive" is
-            transformers' own loop. No decoding writes MASK.
+            transformers' own loop. No decoding writes MASK. With `mask_shift` in the config the default is "verified".
         window_size (`int`, *optional*): Slots behind the committed text, at least 1; by default 16, on a CPU 8. A
             forward has at most twice as many queries.
         query_cost (`float`, *optional*): In verified decoding, the cost of one more query as a share of a forward with
@@ -65,7 +65,7 @@ class WeDLMGenerationMixin(GenerationMixin):
     @generation_config.setter
     def generation_config(self, generation_config: GenerationConfig) -> None:
         """Parameters that the config lacks get their defaults."""
-        for name, default in DEFAULTS.items():
+        for name, default in defaults_of(self.config).items():
             if not hasattr(generation_config, name):
                 setattr(generation_config, name, default)
         keep_on_save(generation_config)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import is_flash_attention_requested
 
-from wedlm.generation.parameters import AS_IT_IS, decodings_with, says_trained
+from wedlm.generation.parameters import AS_IT_IS, decodings_with, says_shifted, says_trained
 from wedlm.generation.row_cache import RowCache, seen_entries
 from wedlm.generation.sequences import Queries
 from wedlm.generation.transformers_internals import CACHE, attention_of
@@ -46,8 +46,7 @@ def masks_shift(model: PreTrainedModel) -> bool:
 
     The config says so, of the model or of the draft adapter in it, or the active draft adapter of PEFT.
     """
-    config = model.config
-    is_own = not is_stock(model) and (config.mask_shift or (config.drafts or {}).get("mask_shift", False))
+    is_own = not is_stock(model) and says_shifted(model.config)
     return is_own or getattr(model.get_input_embeddings(), "masks_shift", False)
 
 

@@ -37,6 +37,17 @@ def decoding_of(generation_config: Any, settings: dict, model: Any) -> str:
     return settings.get("decoding", getattr(generation_config, "decoding", default))
 
 
+def says_shifted(config: Any) -> bool:
+    """Whether a config of a WeDLM says that MASKs, its own or those of its draft adapter, predict the next token."""
+    return config.mask_shift or (config.drafts or {}).get("mask_shift", False)
+
+
+def defaults_of(config: Any) -> dict[str, Any]:
+    """The parameters of a WeDLM that names none; one with `mask_shift` offers no streaming, and verifies."""
+    is_ours = hasattr(config, "mask_shift")  # a config of another class is refused later
+    return DEFAULTS | ({"decoding": "verified"} if is_ours and says_shifted(config) else {})
+
+
 def says_trained(config: Any) -> bool:
     """Whether the config of a WeDLM says that it was trained to fill in MASK."""
     return config.converted_from is None or config.mask_trained

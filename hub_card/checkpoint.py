@@ -19,7 +19,7 @@ from wedlm.checkpoints.resolve import (
     with_verified_decoding,
 )
 from wedlm.checkpoints.tokenizer_files import without
-from wedlm.generation.parameters import DEFAULTS
+from wedlm.generation.parameters import defaults_of
 
 # Fields of tokenizer_config.json that say where somebody once loaded the tokenizer from.
 PLACES_OF_TOKENIZERS = {"name_or_path", "_name_or_path", "special_tokens_map_file", "tokenizer_file"}
@@ -67,7 +67,7 @@ def read_checkpoint(name: str, folder: Path, adapter: Path | None = None) -> Che
         adapter=adapter,
         plan=plan,
         parameters=model.num_parameters() + sum(value.numel() for value in plan.added.values()),
-        generation={name: generation.get(name, default) for name, default in DEFAULTS.items()},
+        generation={name: generation.get(name, default) for name, default in defaults_of(config).items()},
         decodings=offered_decodings(model, generation),
         has_chat_template=bool(tokenizer_config.get("chat_template")) or any(folder.glob("chat_template.*")),
         limits=limits,

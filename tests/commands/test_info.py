@@ -159,6 +159,18 @@ def test_a_draft_adapter_is_named_above_its_base(checkpoint, tmp_path):
         assert shown_lines(run("info", tmp_path / "whole"))["draft adapter"] == "contained, rank 4 on k_proj, q_proj"
 
 
+def test_with_a_shifted_draft_adapter_it_does_not_stream(checkpoint, tmp_path):
+    """Its MASKs predict the token behind them, as PEFT's adapter and in the model itself."""
+    adapter = save_adapter(tmp_path / "adapter", base=checkpoint, target_modules=["q_proj"], mask_shift=True)
+    whole, tokenizer = load_checkpoint(adapter)
+    whole.save_pretrained(tmp_path / "whole")
+    tokenizer.save_pretrained(tmp_path / "whole")
+    for folder in (adapter, tmp_path / "whole"):
+        lines = shown_lines(run("info", folder))
+        assert lines["decodings"] == "verified, autoregressive"
+        assert "rank 4 on q_proj" in lines["draft adapter"] and lines["default decoding"].startswith("verified: ")
+
+
 # --- Without transformers, and by it ---
 
 SHAPE = {
@@ -195,8 +207,10 @@ VALUES = {
     "eos_token_id": [None, 2, [2, 3], [], 500],
     "converted_from": [None, "llama", "qwen3", "foreign", 3],
     "mask_trained": [True, False, 1],
+    "mask_shift": [True, False, 1],
     "mask_row": ["added", None, "lost"],
-    "drafts": [DRAFTS, {**DRAFTS, "rank": 0}, {**DRAFTS, "modules": ["q_proj", "q_proj", "x"]}, {"rank": 4}, {}],
+    "drafts": [DRAFTS, {**DRAFTS, "rank": 0}, {**DRAFTS, "modules": ["q_proj", "q_proj", "x"]}, {"rank": 4}, {},
+               {**DRAFTS, "mask_shift": True}],
     "rope_parameters": [ROPE, ROPE | {"rope_theta": 10000}, {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
                         ROPE | {"rope_theta": "1"}, {"rope_type": "foreign"}, {}],
     "rope_theta": [1e6, 10000, 0, 10**400],

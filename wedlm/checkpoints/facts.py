@@ -23,7 +23,7 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import DTYPES, Shard, read_shards, shard_names
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles
-from wedlm.generation.parameters import AS_IT_IS, DEFAULTS, decodings_with, says_trained
+from wedlm.generation.parameters import AS_IT_IS, DEFAULTS, decodings_with, defaults_of, says_shifted, says_trained
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 if TYPE_CHECKING:
@@ -81,8 +81,10 @@ def read_facts(name: str | os.PathLike) -> Facts:
     drafts = None if adapter is None else described_drafts(adapter_fields(adapter))
     config, decodings, notes = plain_config(fields), AS_IT_IS, []
     if config is not None and is_wedlm:
-        decodings = decodings_with(says_trained(config), drafts is not None or config.drafts is not None)
-    if config is not None and (not is_wedlm or is_plain_generation(generation, decodings)):
+        has_drafts, shifts = drafts is not None or config.drafts is not None, (drafts or {}).get("mask_shift", False)
+        if not shifts and not says_shifted(config):
+            decodings = decodings_with(says_trained(config), has_drafts)
+    if config is not None and (not is_wedlm or is_plain_generation(defaults_of(config) | generation, decodings)):
         parameters = num_parameters(config)
     else:
         config, parameters, decodings, notes = built(fields, name, generation, drafts)
@@ -98,7 +100,7 @@ def read_facts(name: str | os.PathLike) -> Facts:
         mask_token=tokens.get(config.mask_token_id),
         has_tokenizer=tokenizer.has_tokens(),
         generation_file=generation,
-        generation=(DEFAULTS if is_wedlm else {}) | generation,
+        generation=(defaults_of(config) if is_wedlm else {}) | generation,
         decodings=list(decodings),
         notes=notes,
     )

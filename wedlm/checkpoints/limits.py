@@ -57,5 +57,5 @@ def with_generation_fields(model: WeDLMForCausalLM, generation_fields: dict) -> 
 
 def reads_text(model: WeDLMForCausalLM, name: str, value: object) -> bool:
     """Whether a field of generation_config.json asks for a processor that reads the text before a slot."""
-    config = GenerationConfig.from_dict({"eos_token_id": [0], name: value})
+    config = GenerationConfig.from_dict({"eos_token_id": [0], "do_sample": True, name: value})  # or it would warn
     return not all(map(reads_no_text, processors_of(model, config, torch.zeros(1, 1, dtype=torch.long))))

@@ -103,7 +103,7 @@ OF_WEDLM = {
     "converted_from": optional(of_type(str)),
     "drafts": optional(record(rank=is_size, modules=list_of(only(*ATTENTION, *MLP)))),
     "mask_row": only(None, "unused", "added"),
-    "mask_shift": only(False),
+    "mask_shift": is_flag,
     "mask_token_id": is_id,
     "mask_trained": is_flag,
     "qk_norm": is_flag,
@@ -135,7 +135,7 @@ def plain_config(fields: dict) -> SimpleNamespace | None:
         return None
     if not all(name in fields for name in (*SIZES, "tie_word_embeddings", *NEEDED[model_type])):
         return None
-    own_defaults = {"converted_from": None, "mask_trained": False, "drafts": None}
+    own_defaults = {"converted_from": None, "mask_trained": False, "mask_shift": False, "drafts": None}
     config = SimpleNamespace(**{**own_defaults, **fields})
     if model_type in STOCK:
         vars(config).update({"mask_token_id": None, "converted_from": model_type, **STOCK[model_type].wedlm_fields})

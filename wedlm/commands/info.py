@@ -123,7 +123,8 @@ def default_decoding(facts: Facts) -> str:
     if decoding not in facts.decodings:
         return f"{decoding}, which generate() refuses here; pass another, or change {GENERATION_FILE}"
     if "decoding" not in facts.generation_file:
-        result = f"{decoding}, as in the paper: no {GENERATION_FILE} names another"
+        reason = "its MASKs predict the token behind them" if config.mask_shift else "as in the paper"
+        result = f"{decoding}, {reason}: no {GENERATION_FILE} names another"
     elif adapter is None:
         result = f"{decoding}: its {GENERATION_FILE} says so"
     elif (adapter / GENERATION_FILE).exists():

@@ -161,7 +161,7 @@ def read_drafts(read: Plan, adapter: Path | None) -> Drafts:
     if read.config.mask_shift or found is not None and found.get("mask_shift"):
         raise CheckpointError(
             f"The MASKs of {adapter or read.name} predict the token behind them (mask_shift), which the drafters in "
-            "vLLM do not know yet; export one that was trained without it."
+            "vLLM do not know yet; export a model or an adapter that was trained without it."
         )
     if adapter is not None:
         return Drafts(mask_token_id, found, tensors)

@@ -9,10 +9,10 @@ from inspect import signature
 from types import ModuleType
 from typing import Any
 
+from wedlm.checkpoints.idlm import SDAR
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 CONFIG_CLASS = "WeDLMConfig"
-SDAR = "sdar"  # the model_type of I-DLM
 CONFIG_MODULE = "transformers.models.auto.configuration_auto"
 MODEL_MODULE = "transformers.models.auto.modeling_auto"
 PEFT_MODULE = "peft"

@@ -33,7 +33,7 @@ from wedlm.checkpoints.resolve import (
 )
 from wedlm.checkpoints.shards import EMBEDDING, HEAD, read_json, read_shards
 from wedlm.checkpoints.tokenizer_files import TokenizerFiles, for_stock
-from wedlm.generation.parameters import DEFAULTS
+from wedlm.generation.parameters import DEFAULTS, defaults_of
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
@@ -160,15 +160,22 @@ def kept_training(config: WeDLMConfig, generation_fields: dict) -> dict:
     given = {name: value for name, value in generation_fields.items() if name in DEFAULTS}
     if generation_fields.get(FROM_MODEL):  # transformers reads none of them
         given = {}
-    return {KEPT_ENTRY: {"mask_token_id": config.mask_token_id, "decoding": DEFAULTS["decoding"], **given}}
+    shift = {"mask_shift": True} if config.mask_shift else {}
+    decoding = defaults_of(config)["decoding"]
+    return {KEPT_ENTRY: {"mask_token_id": config.mask_token_id, **shift, "decoding": decoding, **given}}
+
+
+def kept_entry(folder: Path) -> dict:
+    kept = read_json(folder / CONFIG_FILE).get(KEPT_ENTRY)
+    return kept if isinstance(kept, dict) else {}
 
 
 def restore_training(plan: Plan) -> dict:
     """Marks a model as trained in MASKs if it was before it became a stock one; returns its parameters of decoding."""
-    kept = read_json(plan.folder / CONFIG_FILE).get(KEPT_ENTRY)
-    if not isinstance(kept, dict) or kept.get("mask_token_id") != plan.config.mask_token_id:
+    kept = kept_entry(plan.folder)
+    if kept.get("mask_token_id") != plan.config.mask_token_id:
         return {}
-    plan.config.mask_trained = True
+    plan.config.mask_trained, plan.config.mask_shift = True, bool(kept.get("mask_shift"))
     return {name: value for name, value in kept.items() if name in DEFAULTS}
 
 
@@ -209,7 +216,8 @@ def fields_of_no_file(config: WeDLMConfig) -> dict:
 def add_mask(plan: Plan, generation_fields: dict) -> None:
     """Chooses the MASK token of a stock checkpoint.
 
-    A mask_token that the tokenizer has is kept. Otherwise MASK gets a row that no token uses, or one more row.
+    A mask_token that the tokenizer has is kept, and a token that was MASK before the checkpoint became a stock one.
+    Otherwise MASK gets a row that no token uses, or one more row.
     """
     config, tokenizer, source = plan.config, plan.tokenizer, plan.name
     tokens = tokenizer.token_ids()
@@ -219,6 +227,11 @@ def add_mask(plan: Plan, generation_fields: dict) -> None:
         check_existing_mask(existing, tokens, end_ids, config, source)
         config.mask_token_id = tokens[existing]
         plan.notes.append(f"The tokenizer has a mask_token, {existing!r} (id {tokens[existing]}); it is kept as MASK.")
+        return
+
+    former = kept_entry(plan.folder).get("mask_token_id")
+    if type(former) is int and former in tokens.values() and former < config.vocab_size and former not in end_ids:
+        config.mask_token_id = former
         return
 
     used = {*tokens.values(), *end_ids}

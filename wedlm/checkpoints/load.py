@@ -113,8 +113,10 @@ def read_model(kind: type, name: str | os.PathLike, folder: Path, **arguments: A
 
     `kind` is a class of models, or of transformers' Auto classes, and `name` the checkpoint's name in a refusal.
     """
-    model_type = read_config(name, folder).get("model_type")
-    if model_type not in CONFIG_MAPPING:
+    fields = read_config(name, folder)
+    if fields.get("mask_shift"):  # A config.json of an I-DLM need not say it.
+        arguments["mask_shift"] = True
+    if (model_type := fields.get("model_type")) not in CONFIG_MAPPING:
         raise CheckpointError(
             f"{name} is of model_type {model_type!r}, which transformers {version('transformers')} does not know; "
             "update transformers, or choose another checkpoint."

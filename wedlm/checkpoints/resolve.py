@@ -10,6 +10,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError, one_line
+from wedlm.checkpoints.idlm import SDAR, wedlm_fields
 from wedlm.checkpoints.shards import INDEX_FILE, check_weights, read_json, shard_names
 from wedlm.generation.parameters import is_count
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
@@ -130,6 +131,7 @@ def download(name: str | os.PathLike, patterns: list[str], revision: str | None 
 
 
 def read_config(name: str | os.PathLike, folder: Path) -> dict:
+    """The fields of config.json; those of an I-DLM as a WeDLM has them."""
     if (folder / CONFIG_FILE).exists():
         fields = read_json(folder / CONFIG_FILE)
         if not isinstance(model_type := fields.get("model_type"), str | None):
@@ -137,7 +139,7 @@ def read_config(name: str | os.PathLike, folder: Path) -> dict:
                 f"model_type={one_line(repr(model_type))} in {folder / CONFIG_FILE} is no name; correct it, or copy "
                 "or download the checkpoint again."
             )
-        return fields
+        return wedlm_fields(fields, name) if model_type == SDAR else fields
     if (folder / ADAPTER_FILE).exists():
         if has_draft_type(folder):
             raise CheckpointError(f"{name} is a draft adapter, and a checkpoint is wanted; give the adapter's base.")

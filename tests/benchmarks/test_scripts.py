@@ -40,21 +40,30 @@ def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys)
     assert tables.keys() == {"rows", "long", "prompts", "beside"} and all(each in printed for each in tables.values())
 
 
-@pytest.mark.full
-def test_blocks_are_measured(run, load_benchmark, monkeypatch, tmp_path):
+@pytest.fixture
+def run_blocks(run, load_benchmark, monkeypatch, tmp_path):
     blocks = load_benchmark("blocks")
     problem = {"prompt": "def f():", "canonical_solution": " return 1"}
     monkeypatch.setattr(blocks, "human_eval", lambda _: 2 * [problem])
     save_stock(tmp_path / "stock", "llama", intermediate_size=64)
-    file = write_gguf(tmp_path / "tiny.gguf")
-    given = ["--stock", tmp_path / "stock", "--files", file, "--repeats", 1, "--threads", 1]
-    results = run("blocks", *given)["results"]
-    rounding, start = results["rounding"], results["start"]["tiny.gguf"]
-    assert rounding.keys() == {"float32", *blocks.TYPES}
+    given = ["--stock", tmp_path / "stock", "--files", write_gguf(tmp_path / "tiny.gguf"), "--threads", 1]
+    return lambda part: run("blocks", "--parts", part, *given, "--repeats", 1)["results"][part]
+
+
+@pytest.mark.full
+def test_rounding_to_blocks_is_measured(run_blocks, load_benchmark):
+    rounding = run_blocks("rounding")
+    assert rounding.keys() == {"float32", *load_benchmark("blocks").TYPES}
     assert [rounding[name]["bits"] for name in ("float32", "int8", "q8_0", "q4_0")] == [32, 8, 8.5, 4.5]
     changes = {name: abs(of["times_first"] - 1) for name, of in rounding.items()}
     assert changes["float32"] == 0 < changes["q8_0"] < changes["q4_0"]
-    assert start["file_bytes"] == file.stat().st_size and start["seconds"] > 0 and start["memory_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_the_start_from_a_file_is_measured(run_blocks, tmp_path):
+    start = run_blocks("start")["tiny.gguf"]
+    assert start["file_bytes"] == (tmp_path / "tiny.gguf").stat().st_size
+    assert start["seconds"] > 0 and start["memory_bytes"] > 0
 
 
 @pytest.fixture

@@ -72,10 +72,10 @@ class Sequences(NamedTuple):
         self.tokens.scatter_(1, slots, tokens)
         return slots
 
-    def counted(self) -> "Sequences":
-        """Counts a forward pass for those that are alive."""
-        num_queries = self.window_queries + self.is_alive * self.num_queries
-        return self._replace(forwards=self.forwards + self.is_alive, window_queries=num_queries)
+    def counted(self, takes_part: Tensor) -> "Sequences":
+        """Counts a forward pass for those that take part in it."""
+        num_queries = self.window_queries + takes_part * self.num_queries
+        return self._replace(forwards=self.forwards + takes_part, window_queries=num_queries)
 
     def ended(self, new: Tensor, num_new: Tensor, settings: "Settings") -> "Sequences":
         """Ends those with an end token among their `num_new` new final tokens, and those at their limit.

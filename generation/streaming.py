@@ -68,7 +68,7 @@ def choose(
 ) -> tuple[State, Tensor, Tensor, Tensor]:
     """Fills the open slots that their entropy selects; those filled without a gap are new."""
     sequences, kept = state
-    slots, sequences = queries.predicted_slots, sequences.counted()
+    slots, sequences = queries.predicted_slots, sequences.counted(sequences.is_alive)
     tokens, best, entropy = read_slots(logits, settings, sequences.number, slots, also=entropy_of)
     threshold, penalty = settings.rule.entropy_threshold, settings.rule.distance_penalty
     selected = select_slots(entropy, slots, queries.is_predicted, threshold, penalty)

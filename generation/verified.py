@@ -134,7 +134,8 @@ def verify(
         tokens = nearly_best(proposed, logits[:, :size], settings)
     else:
         tokens = read[0][:, :size]
-    sequences = sequences.counted()
+    # (A sequence at its limit that waits in step takes no part.)
+    sequences = sequences.counted(queries.is_predicted[:, 0])
     accepted = num_accepted(proposed, tokens)
     is_final = may_fill & (order <= accepted)
     if callbacks is not None and not callbacks_choose:

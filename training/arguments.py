@@ -91,7 +91,7 @@ def weight_of(value: float | str) -> float:
     try:
         if 0 <= (weight := float(value)) < math.inf:
             return weight
-    except ValueError:
+    except (TypeError, ValueError):
         pass
     raise ValueError(
         f"ar_loss_weight={value} is no weight; pass a number from 0, which leaves the autoregressive loss out, or "

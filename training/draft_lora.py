@@ -74,7 +74,8 @@ def unusual_field(config: LoraConfig, *free: str) -> str | None:
     """The first field, as `name=value`, that a draft adapter cannot have. (Other libraries write [] for None.)"""
     defaults = LoraConfig()
     for name in sorted({each.name for each in fields(LoraConfig)} - {*FREE_FIELDS, *free}):
-        if (value := getattr(config, name)) and value != getattr(defaults, name):
+        value = getattr(config, name)
+        if value != getattr(defaults, name) and (value or type(value) is int):  # (0 is a layer)
             return f"{name}={value!r}"
     return None
 

@@ -24,7 +24,13 @@ from transformers import (
 from wedlm.checkpoints.architectures import STOCK, check_architecture, read_wedlm_config
 from wedlm.checkpoints.convert import convert_to_wedlm
 from wedlm.checkpoints.load import read_model
-from wedlm.checkpoints.resolve import checkpoint_folder, read_config, read_generation_fields, require_tokenizer
+from wedlm.checkpoints.resolve import (
+    checkpoint_folder,
+    read_config,
+    read_generation_fields,
+    require_own_format,
+    require_tokenizer,
+)
 from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.checkpoints.whole_file import write_whole
 from wedlm.modeling_wedlm.configuration_wedlm import WeDLMConfig
@@ -99,6 +105,7 @@ def read_config_and_tokenizer(run: RunArguments) -> tuple[dict, PreTrainedTokeni
     folder = checkpoint_folder(run.model, with_weights=False)
     fields = read_config(run.model, folder)
     check_architecture(fields, run.model, wanted=(*STOCK, MODEL_TYPE))
+    require_own_format(run.model, folder)
     read_wedlm_config(fields, run.model)
     read_generation_fields(folder)  # which refuses wrong ones
     require_tokenizer(run.model, folder)
@@ -146,8 +153,10 @@ def convert_model(run: RunArguments, training: WeDLMTrainingArguments, is_resume
         if is_first_process(training) and not (is_resumed and out.exists()):
             for note in convert_to_wedlm(run.model, out, overwrite=True).notes:
                 print(f"Note: {note}")
-            if training.objective == "i-dlm":
-                WeDLMConfig.from_pretrained(out, mask_shift=True).save_pretrained(out)
+            config = WeDLMConfig.from_pretrained(out)
+            if training.objective != "draft" and config.mask_shift != (training.objective == "i-dlm"):
+                config.mask_shift = not config.mask_shift
+                config.save_pretrained(out)
     return str(out)
 
 

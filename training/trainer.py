@@ -14,7 +14,13 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
 from wedlm.checkpoints.load import read_model
-from wedlm.checkpoints.resolve import DRAFT_TYPE, draft_adapter, how_to_convert, wedlm_folder
+from wedlm.checkpoints.resolve import (
+    DRAFT_TYPE,
+    draft_adapter,
+    how_to_convert,
+    require_own_format,
+    wedlm_folder,
+)
 from wedlm.checkpoints.tokenizer_files import load_tokenizer
 from wedlm.generation.model_kind import is_stock, kind_of, masks_shift
 from wedlm.generation.parameters import AS_IT_IS
@@ -305,6 +311,7 @@ def load_checkpoint(name: str | os.PathLike) -> tuple[WeDLMForCausalLM, PreTrain
             "its base as model."
         )
     folder = wedlm_folder(name, with_weights=True)
+    require_own_format(name, folder)
     return read_model(WeDLMForCausalLM, name, folder, dtype=torch.float32), load_tokenizer(folder, name)
 
 
@@ -337,8 +344,8 @@ def check_arguments(model, args, compute_metrics=None, compute_loss_func=None, *
     if isinstance(model, PeftModel) and not has_drafts and config.mask_shift != shift:
         raise ValueError(
             f"objective={args.objective!r} does not fit mask_shift={config.mask_shift} in the config of the base, "
-            f"which an adapter does not change; set mask_shift to {json.dumps(shift)} in its config.json, and load it "
-            "again."
+            f"which an adapter does not change; set mask_shift to {json.dumps(shift)} in its config.json"
+            f"{', and decoding to verified in its generation_config.json' if shift else ''}, and load it again."
         )
     if compute_metrics is not None or compute_loss_func is not None:
         raise ValueError(

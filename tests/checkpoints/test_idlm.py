@@ -134,11 +134,15 @@ def test_info_and_the_card_say_what_it_decodes(checkpoint, tmp_path):
     assert refused.exit_code == 2 and "wedlm predict the token behind them (mask_shift), which the" in refused.stderr
 
 
-def test_adapt_wants_the_conversion(checkpoint, tmp_path):
-    refused = run("adapt", checkpoint[0], tmp_path / "drafts")
-    assert refused.exit_code == 2 and not (tmp_path / "drafts").exists()
-    (line,) = refused.stderr.splitlines()
-    assert line.endswith(f"give OUT of `wedlm convert {checkpoint[0]} OUT`.")
+def test_training_wants_the_conversion(checkpoint, tmp_path):
+    out, sentence = tmp_path / "out", f"give OUT of `wedlm convert {checkpoint[0]} OUT`."
+    training = ("train", "--model", checkpoint[0], "--train_data", "none.jsonl", "--output_dir", out)
+    for words in (("adapt", checkpoint[0], out), training, (*training, "--preview", "true")):
+        refused = run(*words)
+        (line,) = refused.stderr.splitlines()
+        assert refused.exit_code == 2 and line.endswith(sentence) and not out.exists()
+    with pytest.raises(ValueError, match="an I-DLM in its own format"):
+        wedlm.WeDLMTrainer(checkpoint[0])
 
 
 # --- SDAR's own models, whose blocks attend in both directions ---

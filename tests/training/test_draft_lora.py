@@ -120,6 +120,7 @@ def test_a_quantized_base_takes_an_adapter(tmp_path):
     ("fields", "sentence"),
     [
         ({"use_dora": True}, "use_dora=True is not supported by draft adapters"),
+        ({"layers_to_transform": 0}, "layers_to_transform=0 is not supported by draft adapters"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' would change the base"),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules={'lm_head'} are no linear layers"),
         ({"target_modules": "q.*"}, "target_modules='q.*' are no linear layers"),

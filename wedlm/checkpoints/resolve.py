@@ -179,6 +179,15 @@ def require_wedlm(name: str | os.PathLike, fields: dict) -> None:
         raise CheckpointError(f"{name} is of model_type {model_type!r}, and this needs WeDLM; {what}.")
 
 
+def require_own_format(name: str | os.PathLike, folder: Path) -> None:
+    """Refuses to train an I-DLM whose config.json is not that of a WeDLM, which PEFT and the Trainer read again."""
+    if read_json(folder / CONFIG_FILE).get("model_type") == SDAR:
+        raise CheckpointError(
+            f"{name} is an I-DLM in its own format, and a WeDLM alone can be trained; give OUT of `wedlm convert "
+            f"{name} OUT`."
+        )
+
+
 def how_to_convert(name: str | os.PathLike, model_type: str | None) -> str:
     """Tells the owner of a checkpoint that is not WeDLM how to get one, as the end of a sentence."""
     if model_type in STOCK_FAMILIES:

@@ -18,7 +18,7 @@ from wedlm.checkpoints.resolve import (
 from wedlm.checkpoints.shards import read_json
 from wedlm.fused.gguf_file import ARCHITECTURES, GgufFile, check_architecture
 from wedlm.fused.native import described_product
-from wedlm.generation.parameters import AS_IT_IS, DEFAULTS
+from wedlm.generation.parameters import AS_IT_IS, DEFAULTS, says_shifted
 from wedlm.modeling_wedlm.model_type import MODEL_TYPE
 
 BYTES_IN_MEMORY = {"float32": 4, "bfloat16": 2}  # of a number
@@ -123,7 +123,7 @@ def default_decoding(facts: Facts) -> str:
     if decoding not in facts.decodings:
         return f"{decoding}, which generate() refuses here; pass another, or change {GENERATION_FILE}"
     if "decoding" not in facts.generation_file:
-        reason = "its MASKs predict the token behind them" if config.mask_shift else "as in the paper"
+        reason = "its MASKs predict the token behind them" if says_shifted(config) else "as in the paper"
         result = f"{decoding}, {reason}: no {GENERATION_FILE} names another"
     elif adapter is None:
         result = f"{decoding}: its {GENERATION_FILE} says so"

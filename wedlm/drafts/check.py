@@ -6,17 +6,16 @@ from dataclasses import asdict
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from wedlm.checkpoints.idlm import SDAR
 from wedlm.checkpoints.new_folder import check_apart, check_out
 from wedlm.checkpoints.resolve import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
-    CONFIG_FILE,
     check_weights,
     checkpoint_folder,
     draft_adapter,
     has_draft_type,
     read_config,
+    require_own_format,
     require_tokenizer,
 )
 from wedlm.checkpoints.shards import read_json, shard_names
@@ -38,11 +37,7 @@ def check_adapt(settings: AdaptSettings, out: Path, overwrite: bool) -> Examples
         )
     folder = checkpoint_folder(settings.model, with_weights=False)
     read_config(settings.model, folder)
-    if read_json(folder / CONFIG_FILE).get("model_type") == SDAR:  # PEFT reads the base's config where it saves
-        raise ValueError(
-            f"{settings.model} is an I-DLM in its own format, and PEFT saves adapters of a WeDLM only; give OUT of "
-            f"`wedlm convert {settings.model} OUT`."
-        )
+    require_own_format(settings.model, folder)
     require_tokenizer(settings.model, folder)
     if Path(settings.model).is_dir():
         check_weights(settings.model, folder)

@@ -169,6 +169,9 @@ def test_with_a_shifted_draft_adapter_it_does_not_stream(checkpoint, tmp_path):
         lines = shown_lines(run("info", folder))
         assert lines["decodings"] == "verified, autoregressive"
         assert "rank 4 on q_proj" in lines["draft adapter"] and lines["default decoding"].startswith("verified: ")
+    (tmp_path / "whole" / "generation_config.json").unlink()
+    lines = shown_lines(run("info", tmp_path / "whole"))
+    assert lines["default decoding"].startswith("verified, its MASKs predict the token behind them: ")
 
 
 # --- Without transformers, and by it ---

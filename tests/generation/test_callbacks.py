@@ -226,3 +226,15 @@ def test_scores_that_a_processor_broke_are_not_the_weights_fault(model):
     broken = {"logits_processor": [lambda ids, scores: scores * float("nan")]}
     with pytest.raises(NoTokenError, match="suppress_tokens and the other logits processors"):
         model.generate(torch.tensor([PROMPTS[1]]), **broken, max_new_tokens=4)
+
+
+def test_a_criterion_that_stops_nothing_changes_no_count(model):
+    """Rows that have all their tokens wait for the others, and take part in no forward pass more."""
+    inputs = left_padded(torch.randint(3, 159, (3, 6), generator=torch.manual_seed(1)).tolist())
+    call = {**inputs, "decoding": "verified", "max_new_tokens": 20, "query_cost": 0, "prompt_lookup_num_tokens": 5}
+    call |= {"eos_token_id": None, "pad_token_id": PAD, "return_dict_in_generate": True}
+    plain = model.generate(**call)
+    got = model.generate(**call, stopping_criteria=StoppingCriteriaList([lambda ids, scores: ids[:, -1] < 0]))
+    assert torch.equal(got.sequences, plain.sequences) and plain.forwards.unique().numel() > 1
+    assert torch.equal(got.forwards, plain.forwards)
+    assert torch.equal(got.prefix_cacheability, plain.prefix_cacheability)

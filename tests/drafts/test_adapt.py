@@ -240,6 +240,10 @@ def test_models_and_folders_that_are_refused_before_anything_is_written(place, t
     for command, sentence in (
         ((place / "stock", out, "--prompts", place / "prompts.jsonl"), "exists and is not empty; choose another"),
         ((place / "stock", tmp_path / "out", "--start-from", out, "--rank", "3"), "the rank 2, and not 3; pass"),
+        (
+            (place / "stock", tmp_path / "out", "--start-from", out, "--no-mask-shift"),
+            "behind them; pass --mask-shift",
+        ),
         ((place / "stock", tmp_path / "out", "--start-from", place), "is no folder of a draft adapter; give one, or"),
         ((out, tmp_path / "out"), f"{out} is a draft adapter itself; give its base, and --start-from {out} to train"),
     ):

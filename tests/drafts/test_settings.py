@@ -13,7 +13,7 @@ from wedlm.drafts.settings import AdaptSettings
 OTHERS = {
     "num_prompts": 5, "num_held_out": 5, "max_new_tokens": 5, "temperature": 0.5, "minutes": 5.0, "steps": 5,
     "rank": 5, "window_size": 5, "learning_rate": 0.5, "max_length": 50, "batch_size": 5, "seed": 5,
-    "dtype": "bfloat16", "mask_shift": True,
+    "dtype": "bfloat16", "mask_shift": False,
 }  # fmt: skip
 
 

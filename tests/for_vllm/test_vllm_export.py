@@ -14,7 +14,7 @@ from stock_checkpoints import CLASSES, INDEX, TOKENS, files_of, save_stock, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_exports import drafter_as_wedlm
 
-from wedlm import WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
+from wedlm import WeDLMConfig, WeDLMForCausalLM, convert_to_autoregressive, convert_to_wedlm
 from wedlm.checkpoints.load import load_checkpoint
 from wedlm.for_vllm import vllm_export
 
@@ -221,21 +221,29 @@ def test_models_and_options_that_are_refused(tmp_path):
         ("--target names the model that MODEL drafts for in vLLM; pass --vllm", wedlm, out, "--target", stock),
     ):
         assert sentence in refused(*arguments)
-    edit(wedlm / "config.json", mask_shift=True)
-    assert f"The MASKs of {wedlm} predict the token behind them" in refused(wedlm, out, "--vllm")
-    edit(wedlm / "config.json", mask_shift=False, mask_token_id=None, mask_row=None)
+    edit(wedlm / "config.json", mask_token_id=None, mask_row=None)
     assert "mask_token_id is None in the config of this checkpoint" in refused(wedlm, out, "--vllm")
 
 
-def test_drafts_for_the_token_behind_a_mask_are_refused(tmp_path):
-    """Those of an adapter, and of a WeDLM that contains one."""
+def test_a_drafter_knows_what_its_masks_predict(tmp_path):
+    """Where a WeDLM, an adapter or a WeDLM that contains one says that they predict the token behind them."""
     adapter = save_adapter(tmp_path)
+    without = exported_drafter(adapter, tmp_path / "without")
     edit(adapter / "adapter_config.json", mask_shift=True)
     whole, tokenizer = load_checkpoint(adapter)
-    whole.save_pretrained(tmp_path / "whole")
-    tokenizer.save_pretrained(tmp_path / "whole")
-    for model in (adapter, tmp_path / "whole"):
-        assert f"The MASKs of {model} predict the token behind them" in refused(model, tmp_path / "out", "--vllm")
+    for folder in (tmp_path / "whole", tmp_path / "idlm"):
+        whole.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    edit(tmp_path / "idlm" / "config.json", mask_shift=True, drafts=without.drafts)
+    assert not without.mask_shift
+    for model in (adapter, tmp_path / "whole", tmp_path / "idlm"):
+        config = exported_drafter(model, tmp_path / "out")
+        assert config.mask_shift and config.drafts == without.drafts
+
+
+def exported_drafter(model, out) -> WeDLMConfig:
+    exported(model, out, "--overwrite")
+    return drafter_as_wedlm(out / "drafter").config
 
 
 def test_an_adapter_of_another_base_is_refused(tmp_path):

@@ -46,8 +46,14 @@ def check_adapt(settings: AdaptSettings, out: Path, overwrite: bool) -> Examples
     if (start := settings.start_from) is not None:
         if not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
             raise ValueError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
-        if (rank := read_json(start / ADAPTER_FILE).get("r")) != settings.rank:
+        fields = read_json(start / ADAPTER_FILE)
+        if (rank := fields.get("r")) != settings.rank:
             raise ValueError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")
+        if fields.get("mask_shift", False) != settings.mask_shift:
+            predicted, own = ("of their own places", "--no-") if settings.mask_shift else ("behind them", "--")
+            raise ValueError(
+                f"The MASKs of --start-from {start} predict the tokens {predicted}; pass {own}mask-shift."
+            )
     check_settings(settings, work_folder(out))
     return examples
 

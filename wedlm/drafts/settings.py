@@ -37,9 +37,10 @@ class AdaptSettings:
     steps: Annotated[int | None, Option(help="The number of optimizer steps, in place of --minutes.")] = None
     rank: Annotated[int, Option(help="The rank of the adapter.")] = 16
     window_size: Annotated[int, Option(help="The most MASKs of a group in training.")] = 8
-    mask_shift: Annotated[bool, Option("--mask-shift", help="Let a MASK predict the token behind it, as I-DLM's.")] = (
-        False
-    )
+    mask_shift: Annotated[
+        bool,
+        Option("--mask-shift/--no-mask-shift", help="Let a MASK predict the token behind it, or that of its place."),
+    ] = True
     learning_rate: Annotated[float, Option(help="The highest learning rate.")] = 4e-4
     max_length: Annotated[int, Option(help="Tokens of a row in training; longer samples are cut.")] = 1024
     batch_size: Annotated[int, Option(help="Number of prompts that are answered at a time.")] = 32

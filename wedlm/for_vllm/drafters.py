@@ -1,8 +1,9 @@
-"""The classes of drafters for vLLM: vLLM's own models, whose MASK rows predict the token of their own position.
+"""The classes of drafters for vLLM: vLLM's own models with the embedding of MASK and a draft adapter.
 
 vLLM drafts with a row of the last token and rows of MASK behind it, and takes the output of each row for the position
-after it. A WeDLM fills MASK's own position. So each row of MASK gets the output of the next one. The last of them has
-no next one, and its draft is wasted.
+after it. That is right where MASKs predict the token behind them (`mask_shift`). A MASK that predicts the token of its
+own position gives its output to the row before it, if that is a MASK. The last row then gets none, and its draft is
+wasted.
 """
 
 from collections.abc import Iterable, Iterator
@@ -111,6 +112,7 @@ class Drafter:
         warn()
         config, num_rows = vllm_config.model_config.hf_config, vllm_config.scheduler_config.max_num_batched_tokens
         self.mask_token_id = config.pard_token
+        self.mask_shift = getattr(config, "mask_shift", False)  # exports of 0.2 have none
         # In place for ever, because recorded CUDA graphs read it where it was.
         self.register_buffer("masked", torch.zeros(num_rows, dtype=torch.bool), persistent=False)
         self.mask_embedding = MaskEmbedding(config.hidden_size, self.masked)
@@ -128,6 +130,8 @@ class Drafter:
     def forward(self, input_ids, positions, intermediate_tensors=None, inputs_embeds=None):
         masked = self.masked[: input_ids.shape[0]].copy_(input_ids == self.mask_token_id)
         hidden_states = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+        if self.mask_shift:
+            return hidden_states
         has_next = masked & masked.roll(-1)
         return torch.where(has_next[:, None], hidden_states.roll(-1, dims=0), hidden_states)
 

@@ -42,7 +42,7 @@ WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # of vLLM's attent
 SPECULATIVE = {
     "method": "draft_model",
     "model": DRAFTER,
-    "num_speculative_tokens": 8,  # the last one is wasted
+    "num_speculative_tokens": 8,  # the last one is wasted where MASKs predict their own places
     "parallel_drafting": True,
 }
 README = """\
@@ -111,6 +111,7 @@ class Drafts(NamedTuple):
     """The parts of a drafter that its target lacks."""
 
     mask_token_id: int
+    mask_shift: bool  # whether a MASK predicts the token behind it
     adapter: dict[str, Any] | None  # its rank and modules
     tensors: dict[str, torch.Tensor]  # the embedding of MASK, and the matrices of the adapter
 
@@ -156,21 +157,19 @@ def export_for_vllm(
 
 def read_drafts(read: Plan, adapter: Path | None) -> Drafts:
     """Reads the embedding of MASK, and the draft adapter from its own folder or from the checkpoint with it."""
-    mask_token_id = read.config.mask_token_id
-    found, tensors = (read.config.drafts, {}) if adapter is None else adapter_on_disk(adapter, read.model, read.shards)
-    if read.config.mask_shift or found is not None and found.get("mask_shift"):
-        raise CheckpointError(
-            f"The MASKs of {adapter or read.name} predict the token behind them (mask_shift), which the drafters in "
-            "vLLM do not know yet; export a model or an adapter that was trained without it."
-        )
+    config = read.config
+    found, tensors = (config.drafts, {}) if adapter is None else adapter_on_disk(adapter, read.model, read.shards)
+    mask_token_id, shift = config.mask_token_id, config.mask_shift
+    if found is not None:
+        shift |= found.pop("mask_shift", False)
     if adapter is not None:
-        return Drafts(mask_token_id, found, tensors)
+        return Drafts(mask_token_id, shift, found, tensors)
     for shard in read.shards:
         with safe_open(shard.path, framework="pt") as file:
             tensors |= {name: file.get_tensor(name) for name in shard.tensors if is_draft(name)}
             if EMBEDDING in shard.tensors:
                 mask_row = file.get_slice(EMBEDDING)[mask_token_id]
-    return Drafts(mask_token_id, found, {MASK_EMBEDDING: mask_row, **tensors})
+    return Drafts(mask_token_id, shift, found, {MASK_EMBEDDING: mask_row, **tensors})
 
 
 def check_target(target: str, out: Path, model: str, read: Plan, drafts: Drafts, plan: Plan) -> None:
@@ -258,7 +257,8 @@ def fill(plan: Plan, folder: Path, text: str, own_target: bool, drafts: Drafts, 
     write_index(drafter)
     # vLLM reads mask_token_id too, but transformers warns of one outside the vocabulary.
     own = {"architectures": [DRAFTERS[plan.config["model_type"]]], "pard_token": drafts.mask_token_id}
-    write_json(drafter / CONFIG_FILE, {**plan.config, **own, "drafts": drafts.adapter})
+    own |= {"drafts": drafts.adapter, "mask_shift": drafts.mask_shift}
+    write_json(drafter / CONFIG_FILE, {**plan.config, **own})
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -156,7 +156,7 @@ test-ecosystem: .venv-ecosystem/installed
 # vLLM takes 3.4 GB.
 test-vllm: .venv-vllm/installed real-model
 	.venv-vllm/bin/python -m pytest -m vllm -rP \
-	    tests/for_vllm/test_drafters.py tests/benchmarks/test_scripts.py
+	    tests/for_vllm/test_drafters.py tests/benchmarks/test_vllm_speed.py
 
 # Changes one place of the source at a time, in memory, and shows the changes that no test notices:
 # `make mutants ONLY=generation/verified.py NUM=50 SEED=1`.

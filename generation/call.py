@@ -81,9 +81,7 @@ class Call:
     @property
     def noise_shape(self) -> tuple[int, int, int]:
         """The rows, slots and tokens of the noise, where tokens are drawn."""
-        # (The host is one static step behind, so it draws for two steps.)
-        num_slots = (4 if self.is_static else 2) * self.window_size + 1
-        return len(self.input_ids), num_slots, self.kind.config.vocab_size
+        return len(self.input_ids), 2 * self.window_size + 1, self.kind.config.vocab_size
 
     def begin(self, generator: torch.Generator | None = None) -> tuple[Settings, State, Callbacks | None]:
         """What the steps begin with; `generator` draws the tokens of a single row, in place of the device's own."""

@@ -77,8 +77,10 @@ class Decoding:
         self.num_chunks = 0  # forward passes over chunks of the prompt, before the first step
         self.longest = 0  # committed tokens of the longest sequence, the prompt included
         # A hook may count on the rows of the batch, as that of PEFT's adapter_names does.
-        self.rows_may_leave = self.num_alive > 1 and not has_hooks_on(self.model.modules())
+        may_leave = self.num_alive > 1 and not call.is_static
+        self.rows_may_leave = may_leave and not has_hooks_on(self.model.modules())
         self.static = StaticSteps.of(call, self.settings, self.state) if call.is_static else None
+        self.take_static: Callable[[int, int], Tensor] | None = None
         if self.static is not None:
             self.cache: RowCache | None = self.static.cache
         elif call.past_key_values is not None:
@@ -90,24 +92,31 @@ class Decoding:
     def run(self) -> WeDLMGenerateOutput | Tensor:
         """Writes the texts; `step` says what a step does with its queries."""
         queries = self.prefill()
+        width = queries.input_ids.shape[1]
         while self.is_unfinished():
-            valid_length = self.longest + queries.input_ids.shape[1]
             if self.num_alive == 0:  # With synced_gpus, every rank takes part in the forward passes of the others.
-                self.forward(queries, self.cache, valid_length)
+                self.forward(queries, self.cache, self.longest + width)
                 continue
-            self.state, status = step(
-                self.forward, self.settings, self.state, queries, self.cache, valid_length, self.callbacks
-            )
-            if self.static is not None:  # The first step was an ordinary one; static steps take the rest.
-                self.state = self.static.take_all(self.call, self.settings, self.state, status, *self.step_to_take())
-                break
+            if self.take_static is not None:
+                status = self.take_static(width, self.longest)
+            else:
+                self.state, status = step(
+                    self.forward, self.settings, self.state, queries, self.cache, self.longest + width, self.callbacks
+                )
             read = Status.read(status.tolist(), self.state.sequences)  # waits for the device
             self.num_alive, self.longest = sum(read.is_alive), max(read.num_committed)
             self.draw_noise(read.num_committed, read.num_queries)
             self.drop_ended(read)
-            queries = self.strategy.queries(self.state, max(1, *read.num_queries), self.settings)
-            if self.cache is None:
-                queries = queries.behind(self.state.sequences.committed_text(self.longest))
+            width = max(1, *read.num_queries)
+            if self.static is None:
+                queries = self.strategy.queries(self.state, width, self.settings)
+                if self.cache is None:
+                    queries = queries.behind(self.state.sequences.committed_text(self.longest))
+                    width = queries.input_ids.shape[1]
+            elif self.take_static is None:  # The first step was an ordinary one, for it reads the prompt.
+                self.state, self.take_static = self.static.begin(
+                    self.call, self.settings, self.state, *self.step_to_take()
+                )
         return self.output()
 
     def prefill(self) -> Queries:
@@ -242,15 +251,15 @@ def after_forward(
 
 
 def static_step(
-    kind: ModelKind, settings: Settings, state: State, cache: RowCache, query: Tensor, valid: Tensor
+    kind: ModelKind, settings: Settings, state: State, cache: RowCache, query: Tensor, entry: Tensor
 ) -> Tensor:
     """Takes a step that leaves the state in its buffers.
 
-    It has as many queries for each sequence as `query` has elements, and reads as many entries as `valid` has.
+    It has as many queries for each sequence as `query` has elements, and reads as many entries as `entry` has.
     (Tensors, since torch.compile can be told which lengths of a tensor vary.)
     """
     queries = settings.strategy.queries(state, query.shape[0], settings)
-    moved, status = step(kind.forward, settings, state, queries, cache, valid.shape[0])
+    moved, status = step(kind.forward, settings, state, queries, cache, entry.shape[0])
     put_into(state, moved)
     return status
 

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, logging
 from wedlm.generation.call import Call
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.sampling import SlotNoise
-from wedlm.generation.sequences import Settings, State, Status
+from wedlm.generation.sequences import Settings, State
 from wedlm.generation.transformers_internals import (
     Waits,
     allow_any_length,
@@ -34,12 +34,9 @@ KEPT: WeakKeyDictionary[PreTrainedModel, "StaticSteps"] = WeakKeyDictionary()
 class StaticSteps:
     """State and cache whose tensors stay where they are, and the steps that calls take in them.
 
-    Every step has as many queries for each sequence as one may need, of which those that it does not need do nothing.
-    It reads a number of entries rounded up by `bucketed`. The host reads the status of the step before the one that
-    runs, so that the device never waits. So one more step runs when all sequences have ended, and changes nothing.
-
-    The first step that reads so many entries runs as any other. Then a graph of it is captured, which takes all later
-    ones.
+    A step has a power of two of queries for each sequence, of which those that it does not need do nothing, and reads
+    a number of entries rounded up by `bucketed`. The first step of such a shape runs as any other. Then a graph of it
+    is captured, which takes all later ones.
     """
 
     def __init__(self, call: Call, state: State, max_entries: int):
@@ -48,8 +45,10 @@ class StaticSteps:
         self.cache = RowCache(len(call.input_ids), max_entries, call.input_ids.device, is_static=True)
         for buffer in (*self.state.tensors, self.cache.lengths):
             keep_address(buffer)
+        self.entries = torch.arange(self.cache.max_entries, device=call.input_ids.device)
         self.noise: Tensor | None = None
-        self.graphs: dict[int, Step | None] = {}  # by the number of entries that the step reads; None: it has none
+        # by the number of queries and of entries that the step reads; None: it has none
+        self.graphs: dict[tuple[int, int], Step | None] = {}
         self.built_in: Any = None  # what the graphs hold, apart from the values of tensors
         self.settings: Settings | None = None  # whose tensors the graphs read
         self.pool: Any = None  # the memory that they share
@@ -82,40 +81,33 @@ class StaticSteps:
             and max_entries <= self.cache.max_entries
         )
 
-    def take_all(
-        self, call: Call, settings: Settings, state: State, status: Tensor, step: Callable, is_compiled: bool
-    ) -> State:
-        """Steps on from `state` and its `status` until all sequences have ended; returns the buffers.
+    def begin(
+        self, call: Call, settings: Settings, state: State, step: Callable, is_compiled: bool
+    ) -> tuple[State, Callable[[int, int], Tensor]]:
+        """Takes over the state behind the first step of a call; returns its buffers, and what takes the next steps.
 
-        A step that is compiled is not captured: it has its own graphs.
+        That is a function of the queries that a step needs and of the tokens of the longest sequence, which returns
+        the status. A step that is compiled is not captured: it has its own graphs.
         """
         put_into(self.state, state.with_room(*self.state.room, settings.blank))
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
                 keep_address(states)
                 allow_any_length(states, 2)
-        num_queries, sequences = settings.strategy.most_queries(settings), state.sequences
-        query = torch.arange(num_queries, device=status.device)
-        fix_length(query, 0)
-        noise, captures = settings.noise, not is_compiled and may_capture(call.model)
+        most, captures = settings.strategy.most_queries(settings), not is_compiled and may_capture(call.model)
         settings = self.settled(call.model, settings) if captures else settings
-        rows, lengths = range(len(sequences.number)), (sequences.prompt_lengths, sequences.limit)
-        prompt_lengths, limits = (() if noise is None else each.tolist() for each in lengths)
-        seen, under_way = Status.read(status.tolist(), sequences), None
-        while any(seen.is_alive):
-            # One step has been taken since, which may have committed all its queries; this one comes behind it.
-            length = min(bucketed(max(seen.num_committed) + 2 * num_queries), self.cache.max_entries)
-            valid = torch.arange(length, device=status.device)
-            allow_any_length(valid, 0)
-            if noise is not None:
-                new = [n - prompt for n, prompt in zip(seen.num_committed, prompt_lengths, strict=True)]
-                noise.draw(rows, new, [2 * num_queries] * len(new), limits)
-            take = partial(step, call.kind, settings, self.state, self.cache, query, valid)
-            report = Report(self.replayed(length, take) if captures else take())
-            if under_way is not None:
-                seen = Status.read(under_way.values(), sequences)
-            under_way = report
-        return self.state
+
+        def take(num_queries: int, longest: int) -> Tensor:
+            num_queries = most if is_compiled else min(power_of_two(num_queries), most)
+            num_entries = min(bucketed(longest + num_queries), self.cache.max_entries)
+            query, entry = settings.arange[:num_queries], self.entries[:num_entries]
+            if is_compiled:
+                fix_length(query, 0)
+                allow_any_length(entry, 0)
+            take_now = partial(step, call.kind, settings, self.state, self.cache, query, entry)
+            return self.replayed((num_queries, num_entries), take_now) if captures else take_now()
+
+        return self.state, take
 
     def settled(self, model: PreTrainedModel, settings: Settings) -> Settings:
         """The settings whose tensors the graphs read, with the values of these; other graphs are dropped."""
@@ -129,18 +121,18 @@ class StaticSteps:
                 own.copy_(new)
         return self.settings
 
-    def replayed(self, length: int, take: Step) -> Tensor:
-        """Takes a step that reads so many entries, by its graph if there is one."""
-        if length in self.graphs:
-            return (self.graphs[length] or take)()
+    def replayed(self, shape: tuple[int, int], take: Step) -> Tensor:
+        """Takes a step of this shape, by its graph if there is one."""
+        if shape in self.graphs:
+            return (self.graphs[shape] or take)()
         with Waits() as waits:
             status = take()
         try:
             if waits.seen:
                 raise RuntimeError(f"it waits for the device ({waits.seen[0]})")
-            self.graphs[length] = CAPTURES[status.device.type](take, status.device, self.pool)
+            self.graphs[shape] = CAPTURES[status.device.type](take, status.device, self.pool)
         except RuntimeError as error:
-            self.graphs[length], reason = None, str(error).partition("\n")[0]
+            self.graphs[shape], reason = None, str(error).partition("\n")[0]
             logger.warning_once(
                 f"A step cannot become a CUDA graph: {reason}; it runs as ordinary steps do, so "
                 'cache_implementation="static" brings nothing here.'
@@ -226,21 +218,6 @@ def surroundings(model: PreTrainedModel) -> tuple:
     return model.device, model.dtype, is_autocast, torch.is_inference_mode_enabled()
 
 
-class Report:
-    """A tensor of the device that the host reads, at once or later."""
-
-    def __init__(self, tensor: Tensor):
-        self.tensor = tensor.to("cpu", non_blocking=True, copy=True)  # the next step overwrites it
-        self.event = None if tensor.device.type == "cpu" else torch.Event(device=tensor.device)
-        if self.event is not None:
-            self.event.record(torch.accelerator.current_stream(tensor.device))
-
-    def values(self) -> list[list[int]]:
-        if self.event is not None:
-            self.event.synchronize()
-        return self.tensor.tolist()
-
-
 def put_into(buffers: State, state: State) -> None:
     for buffer, value in zip(buffers.tensors, state.tensors, strict=True):
         if value is not buffer:
@@ -249,6 +226,11 @@ def put_into(buffers: State, state: State) -> None:
 
 def shapes_of(state: State) -> list[torch.Size]:
     return [tensor.shape for tensor in state.tensors]
+
+
+def power_of_two(number: int) -> int:
+    """Rounds up to a power of two."""
+    return 1 << (number - 1).bit_length()
 
 
 def bucketed(number: int) -> int:

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from wedlm.generation import static_steps
 from wedlm.generation.decoding import static_step
 from wedlm.generation.row_cache import RowCache
-from wedlm.generation.static_steps import KEPT, Report, bucketed
+from wedlm.generation.static_steps import KEPT, bucketed, power_of_two
 from wedlm.generation.transformers_internals import CACHE
 
 COUNTS = ("forwards", "tokens_per_forward", "prefix_cacheability", "verified_drafts", "accepted_drafts")
@@ -49,36 +49,34 @@ def assert_same(output, expected):
 
 
 @pytest.mark.parametrize("decoding", PARALLEL)
-def test_every_step_has_the_same_rows_and_one_is_taken_in_vain(model, decoding):
+def test_steps_have_all_rows_and_a_power_of_two_of_queries(model, decoding):
+    """The fewest that do, and at most those that the window can need."""
     seen = forwards_seen(model)
-    output = run(model, decoding=decoding, window_size=6, **STATIC)
-    (_, prompt_width), *steps = [shape for shape, _ in seen]
-    assert prompt_width == max(map(len, PROMPTS)) + (0 if decoding == "verified" else 6)
-    assert set(steps) == {(len(PROMPTS), 12)}
-    assert len(steps) == output.forwards.max() - 1 + 1
-    assert_same(output, run(model, decoding=decoding, window_size=6))
+    expected = run(model, decoding=decoding, window_size=6)
+    (first, *needed), most = [shape[1] for shape, _ in seen], 12
     seen.clear()
-    run(model, max_new_tokens=1, decoding=decoding, **STATIC)
-    assert len(seen) == 1, "a text that ends with its first forward needs no step"
+    output = run(model, decoding=decoding, window_size=6, **STATIC)
+    assert_same(output, expected)
+    assert [shape for shape, _ in seen] == [
+        (len(PROMPTS), n) for n in (first, *(min(power_of_two(n), most) for n in needed))
+    ]
+    assert len({shape for shape, _ in seen[1:]}) > 1
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
-def test_the_host_reads_the_status_of_the_step_before(model, decoding, monkeypatch):
-    """No operation waits for the device, and a status is read when the next step is under way."""
-    events, waits = [], []
-    values = Report.values
+def test_no_operation_of_a_step_waits_for_the_device(model, decoding, monkeypatch):
+    waits, steps = [], []
 
     def step(*arguments):
-        events.append("step")
+        steps.append(1)
         with Waits(waits):
             return static_step(*arguments)
 
     monkeypatch.setattr("wedlm.generation.decoding.static_step", step)
-    monkeypatch.setattr(Report, "values", lambda self: (events.append("read"), values(self))[1])
     for sampling in ({}, {"do_sample": True, "top_k": 5, "temperature": 2.0}):
-        events.clear()
+        steps.clear()
         output = run(model, decoding=decoding, **sampling, **STATIC)
-        assert events == ["step", *["step", "read"] * (output.forwards.max().item() - 1)]
+        assert len(steps) == output.forwards.max() - 1
         assert waits == []
 
 
@@ -142,16 +140,24 @@ def test_calls_with_callbacks_and_others_take_the_ordinary_steps(model, more, mo
 
 
 @pytest.fixture
-def captured(monkeypatch):
+def graphs(monkeypatch):
     """Lets steps be captured on the CPU; holds the graphs."""
     graphs = []
     monkeypatch.setitem(static_steps.CAPTURES, "cpu", recorded_graph(graphs))
     return graphs
 
 
+@pytest.fixture
+def captured(graphs, monkeypatch):
+    """The same, where all steps have one shape, so that one graph does."""
+    for rounds_up in ("power_of_two", "bucketed"):
+        monkeypatch.setattr(static_steps, rounds_up, lambda number: 256)
+    return graphs
+
+
 @pytest.mark.parametrize("decoding", PARALLEL)
 @pytest.mark.parametrize("more", [{}, {"do_sample": True, "top_k": 5}, {"window_size": 1}], ids=str)
-def test_captured_steps_write_the_same(model, captured, decoding, more):
+def test_captured_steps_write_the_same(model, graphs, decoding, more):
     """A second call, with other prompts, takes the graphs of the first."""
     for prompts in (PROMPTS, PROMPTS[::-1]):
         outputs = []
@@ -159,19 +165,21 @@ def test_captured_steps_write_the_same(model, captured, decoding, more):
             torch.manual_seed(0)
             outputs.append(run(model, prompts, decoding=decoding, **more, **cache))
         assert_same(*outputs)
-        assert len(captured) == 1
+        assert len(graphs) == len(KEPT[model].graphs) > 0
 
 
-def test_a_graph_for_each_number_of_entries(model, captured):
+def test_a_graph_for_each_number_of_queries_and_entries(model, graphs):
     prompts = [random_tokens(1, 90, seed=1)[0].tolist()]
     for _ in range(2):
-        more = {"max_new_tokens": 90, "window_size": 2, "decoding": "verified", "eos_token_id": None}
+        more = {"max_new_tokens": 90, "window_size": 4, "decoding": "verified", "eos_token_id": None}
         assert_same(run(model, prompts, **more, **STATIC), run(model, prompts, **more))
-    assert len(captured) == len(KEPT[model].graphs) > 1
+    assert len(graphs) == len(KEPT[model].graphs) > 1
+    queries, entries = zip(*KEPT[model].graphs, strict=True)
+    assert set(queries) <= {1, 2, 4, 8} and min(len(set(queries)), len(set(entries))) > 1
 
 
 @pytest.mark.parametrize(
-    ("decoding", "more", "graphs"),
+    ("decoding", "more", "num_graphs"),
     [
         ("streaming", {"entropy_threshold": 0.2, "distance_penalty": 0.1}, 1),
         ("streaming", {"eos_token_id": [2, 7]}, 2),
@@ -182,7 +190,7 @@ def test_a_graph_for_each_number_of_entries(model, captured):
     ],
     ids=str,
 )
-def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, more, graphs):
+def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, more, num_graphs):
     for settings in ({}, more, {}):
         given, outputs = {"decoding": decoding, **settings}, []
         for cache in (STATIC, {}):
@@ -190,7 +198,7 @@ def test_a_call_with_other_settings_writes_by_them(model, captured, decoding, mo
             outputs.append(run(model, **given, **cache))
         assert_same(*outputs)
         if settings:
-            assert len(captured) == graphs
+            assert len(captured) == num_graphs
 
 
 def test_another_value_of_a_processor_is_noticed(model, captured):
@@ -289,7 +297,7 @@ def test_hooks_run_in_every_step(model, captured):
     calls = []
     model.lm_head.register_forward_hook(lambda *args: calls.append(1))
     output = run(model, **STATIC)
-    assert len(calls) == output.forwards.max() + 1 and not captured
+    assert len(calls) == output.forwards.max() and not captured
 
 
 def test_under_autocast_steps_are_ordinary(model, captured):
@@ -315,7 +323,7 @@ class Compiler:
 
 @pytest.mark.full
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
-def test_one_graph_does_for_all_lengths(model, captured, decoding):
+def test_one_graph_does_for_all_lengths(model, graphs, decoding):
     """Prompts in several buckets, limits also below the window, other settings: one compilation."""
     compiler = Compiler()
     compiled = {"compile_config": CompileConfig(fullgraph=True, backend=compiler), **STATIC}
@@ -332,7 +340,7 @@ def test_one_graph_does_for_all_lengths(model, captured, decoding):
         }
         output = run(model, prompts, **more, **compiled)
         assert_same(output, run(model, prompts, **more))
-    assert compiler.graphs == 1 and not captured
+    assert compiler.graphs == 1 and not graphs
 
 
 @pytest.mark.full
@@ -459,7 +467,8 @@ def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, mo
     def step(*arguments):
         with Allocated() as mode:
             status = static_step(*arguments)
-        allocated.setdefault(arguments[-1].shape[0], set()).add(mode.bytes)
+        query, entry = arguments[-2:]
+        allocated.setdefault((len(query), len(entry)), set()).add(mode.bytes)
         return status
 
     monkeypatch.setattr("wedlm.generation.decoding.static_step", step)
@@ -469,9 +478,10 @@ def test_a_step_allocates_a_mask_and_nothing_else_that_grows(model, decoding, mo
         more = {"prompt_lookup_num_tokens": 0} if decoding == "verified" else {}  # a look-up reads the whole text
         run(model, prompts, window_size=2, decoding=decoding, max_cache_len=room, max_new_tokens=20, **STATIC, **more)
         if length == 60 and room == 128:
-            (short, (few,)) = next(iter(allocated.items()))
+            first = dict(allocated)
         elif length == 60:
-            assert allocated == {short: {few}}, "the same in a large cache"
-    (long, (many,)) = next(iter(allocated.items()))
+            assert allocated == first, "the same in a large cache"
+    (queries, short), (few,) = max((shape, each) for shape, each in first.items() if len(each) == 1)
+    ((long, (many,)),) = [(shape[1], each) for shape, each in allocated.items() if shape[0] == queries]
     keys_of_a_layer = 4 * model.config.num_key_value_heads * model.config.head_dim  # bytes of an entry
     assert 0 < (many - few) / (long - short) < keys_of_a_layer

@@ -64,9 +64,13 @@ class Call:
 
     @property
     def is_static(self) -> bool:
-        """Whether the steps have a fixed shape. Steps whose text is read, or that other ranks share, are ordinary."""
-        asked = self.generation_config.cache_implementation == "static" and self.past_key_values is not None
-        return asked and not self.has_callbacks and not self.synced_gpus
+        """Whether the cache is static, and forward passes have a few fixed shapes."""
+        return self.generation_config.cache_implementation == "static" and self.past_key_values is not None
+
+    @property
+    def has_whole_steps(self) -> bool:
+        """Whether nobody else takes part in static steps, as callbacks and other ranks do."""
+        return not self.has_callbacks and not self.synced_gpus
 
     @property
     def returns_cache(self) -> bool:

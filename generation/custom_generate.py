@@ -147,11 +147,18 @@ def answer(model: PreTrainedModel, own: Callable, args: tuple, kwargs: dict[str,
                 f"assistant_model={type(assistant).__name__} is not offered by verified decoding, whose drafts come "
                 "from the text; leave out one of the two."
             )
+        if config.cache_implementation == "static" and decoding == "verified" and not has_cache(arguments):
+            # (transformers would make a StaticCache, and static steps have a cache of their own.)
+            given["cache_implementation"], arguments["cache_implementation"] = "static", "dynamic"
         if config.prompt_lookup_num_tokens is not None:  # by which transformers would decode with an assistant
             given["prompt_lookup_num_tokens"] = config.prompt_lookup_num_tokens
             arguments["prompt_lookup_num_tokens"] = None
         bound = arguments.get("streamer"), arguments.get("synced_gpus"), strategy.loop
         return own(model, **arguments, custom_generate=Verified(*bound, decoding=decoding, **given))
+
+
+def has_cache(arguments: dict[str, Any]) -> bool:
+    return any(arguments.get(name) is not None for name in (CACHE, "past_key_values"))
 
 
 def mode_of(generation_config: GenerationConfig, assistant: PreTrainedModel | None) -> GenerationMode:

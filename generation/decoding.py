@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,6 +84,9 @@ class Decoding:
         self.take_static: Callable[[int, int], Tensor] | None = None
         if self.static is not None:
             self.cache: RowCache | None = self.static.cache
+            if not call.has_whole_steps:
+                self.static.forward.renew(self.model)
+                self.forward = partial(self.static.forward, call.kind)
         elif call.past_key_values is not None:
             columns = call.past_key_values, call.prompt.is_text[:, : call.prompt.num_cached]
             self.cache = RowCache.of_columns(*columns, call.max_entries, call.returns_cache)
@@ -108,7 +112,7 @@ class Decoding:
             self.draw_noise(read.num_committed, read.num_queries)
             self.drop_ended(read)
             width = max(1, *read.num_queries)
-            if self.static is None:
+            if self.static is None or not self.call.has_whole_steps:
                 queries = self.strategy.queries(self.state, width, self.settings)
                 if self.cache is None:
                     queries = queries.behind(self.state.sequences.committed_text(self.longest))

@@ -22,7 +22,7 @@ from wedlm.generation.decoding import WeDLMGenerateOutput, autoregressive_output
 from wedlm.generation.package import from_package
 from wedlm.generation.parameters import DEFAULTS, check_parameters, decoding_of, defaults_of
 from wedlm.generation.sampling import NoTokenError, reads_no_text
-from wedlm.generation.static_steps import KEPT
+from wedlm.generation.static_steps import free_static_memory
 from wedlm.generation.transformers_internals import CACHE, check_is_filled, deprecates_old_name, keep_on_save
 from wedlm.generation.validation import (
     check_decoding,
@@ -72,10 +72,8 @@ class WeDLMGenerationMixin(GenerationMixin):
         self._generation_config = generation_config
 
     def free_static_memory(self) -> None:
-        """Frees the state, the cache and the graphs that the last call with cache_implementation="static" left for the
-        next.
-        """
-        KEPT.pop(self, None)
+        """Frees what calls with cache_implementation="static" keep for the next."""
+        free_static_memory(self)
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any

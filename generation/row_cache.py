@@ -204,7 +204,8 @@ class RowCache(DynamicCache):
 
     def commit(self, num_kept: Tensor) -> None:
         """Ends the forward pass: its first `num_kept` `[batch]` queries stay."""
-        check_is_filled(len(self.layers) > 0 and self.layers[0].keys.shape[2] >= self.current.valid_length)
+        if self.current is not None:  # (A graph may have taken it.)
+            check_is_filled(len(self.layers) > 0 and self.layers[0].keys.shape[2] >= self.current.valid_length)
         self.lengths.add_(num_kept)
         self.current = None
 

@@ -303,5 +303,21 @@ class Queries(NamedTuple):
             num_needed=None if self.num_needed is None else lengths + self.num_needed,
         )
 
+    def for_forward(self, num_queries: int, num_predicted: int) -> "Queries":
+        """What a forward pass reads of these, with as many queries and logits more as that takes, unseen."""
+
+        def wider(tensor: Tensor, width: int) -> Tensor:
+            return pad(tensor, (0, width - tensor.shape[1]))
+
+        return self._replace(
+            input_ids=wider(self.input_ids, num_queries),
+            position_ids=wider(self.position_ids, num_queries),
+            logits_indices=wider(self.logits_indices, num_predicted),
+            predicted_slots=None,
+            is_predicted=None,
+            visible_prefix=None if self.visible_prefix is None else wider(self.visible_prefix, num_queries),
+            num_needed=None,
+        )
+
     def to(self, device: torch.device) -> "Queries":
         return Queries(*(None if tensor is None else tensor.to(device) for tensor in self))

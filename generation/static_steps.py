@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, logging
 
 from wedlm.generation.call import Call
+from wedlm.generation.model_kind import ModelKind
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.sampling import SlotNoise
-from wedlm.generation.sequences import Settings, State
+from wedlm.generation.sequences import Queries, Settings, State
 from wedlm.generation.transformers_internals import (
     Waits,
     allow_any_length,
@@ -26,9 +27,18 @@ from wedlm.generation.transformers_internals import (
 logger = logging.get_logger(__name__)
 Step = Callable[[], Tensor]  # takes a step, and returns its status
 
-# The memory of static steps, which a model keeps from call to call until `model.free_static_memory()`. A call takes it
+# The memory of static steps, which a model keeps from call to call until `free_static_memory(model)`. A call takes it
 # away and brings it back when it has succeeded, so that two threads never share it.
 KEPT: WeakKeyDictionary[PreTrainedModel, "StaticSteps"] = WeakKeyDictionary()
+
+
+def free_static_memory(model: PreTrainedModel) -> None:
+    """Frees the cache, the buffers and the graphs that calls with cache_implementation="static" keep for the next.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The model.
+    """
+    KEPT.pop(getattr(model, "get_base_model", lambda: model)(), None)
 
 
 class StaticSteps:
@@ -47,11 +57,8 @@ class StaticSteps:
             keep_address(buffer)
         self.entries = torch.arange(self.cache.max_entries, device=call.input_ids.device)
         self.noise: Tensor | None = None
-        # by the number of queries and of entries that the step reads; None: it has none
-        self.graphs: dict[tuple[int, int], Step | None] = {}
-        self.built_in: Any = None  # what the graphs hold, apart from the values of tensors
+        self.graphs, self.forward = Graphs(), CapturedForward()
         self.settings: Settings | None = None  # whose tensors the graphs read
-        self.pool: Any = None  # the memory that they share
         for buffer in (*self.state.sequences[:2], self.state.kept[0]):  # of any number of columns, or of slots
             allow_any_length(buffer, 1)
 
@@ -105,42 +112,113 @@ class StaticSteps:
                 fix_length(query, 0)
                 allow_any_length(entry, 0)
             take_now = partial(step, call.kind, settings, self.state, self.cache, query, entry)
-            return self.replayed((num_queries, num_entries), take_now) if captures else take_now()
+            return self.graphs.run((num_queries, num_entries), take_now) if captures else take_now()
 
         return self.state, take
 
     def settled(self, model: PreTrainedModel, settings: Settings) -> Settings:
         """The settings whose tensors the graphs read, with the values of these; other graphs are dropped."""
-        layers = [layer.keys.data_ptr() for layer in self.cache.layers]
-        built_in = (layers, state_of(model), [built_in_of(value) for value in settings.values])
-        if self.settings is None or built_in != self.built_in:
-            self.built_in, self.settings, self.graphs = built_in, settings, {}
-            self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+        changed = self.graphs.drop_unless(
+            (memory_of(self.cache), state_of(model), [built_in_of(value) for value in settings.values])
+        )
+        if changed or self.settings is None:
+            self.settings = settings
         for own, new in zip(self.settings.values, settings.values, strict=True):
             if isinstance(own, Tensor):
                 own.copy_(new)
         return self.settings
 
-    def replayed(self, shape: tuple[int, int], take: Step) -> Tensor:
-        """Takes a step of this shape, by its graph if there is one."""
-        if shape in self.graphs:
-            return (self.graphs[shape] or take)()
+
+class CapturedForward:
+    """Forward passes by graphs, for steps whose other part asks callbacks, or goes over the rows of a running batch.
+
+    Called as `ModelKind.forward` is. A forward pass over a prompt runs as any other. Of all others the queries are
+    copied into buffers, as many as the next power of two, and a graph takes the forward pass over these.
+    """
+
+    def __init__(self) -> None:
+        self.graphs = Graphs()
+        self.model_state: Any = None
+
+    def __call__(self, kind: ModelKind, queries: Queries, cache: RowCache, valid_length: int) -> Tensor:
+        if queries.num_text is not None or not may_capture(kind.model):
+            return kind.forward(queries, cache, valid_length)
+        self.graphs.drop_unless((memory_of(cache), self.model_state))
+        num_queries, num_predicted = queries.input_ids.shape[1], queries.logits_indices.shape[1]
+        longest = valid_length - num_queries
+        width = min(power_of_two(num_queries), cache.max_entries - longest)
+        num_entries = min(bucketed(longest + width), cache.max_entries)
+        given = queries.for_forward(width, width if num_predicted == num_queries else power_of_two(num_predicted))
+        values = [cache.lengths, *(each for each in given if each is not None)]
+        shape = (num_entries, given.visible_prefix is None, *(each.shape for each in values))
+
+        def take(lengths: Tensor, *values: Tensor) -> Tensor:
+            own, cache.lengths, rest = cache.lengths, lengths, iter(values)
+            buffers = Queries(*(None if each is None else next(rest) for each in given))
+            try:
+                return kind.forward(buffers, cache, num_entries)
+            finally:
+                cache.lengths = own
+
+        return self.graphs.run(shape, take, *values)[:, :num_predicted].clone()  # The next one overwrites it.
+
+    def renew(self, model: PreTrainedModel) -> None:
+        """Sees whether the model has changed, by which graphs would be wrong."""
+        self.model_state = state_of(model)
+
+
+# --- Graphs ---
+
+
+class Graphs:
+    """Functions of tensors that ran once, by shape, and the graphs that take their place."""
+
+    def __init__(self) -> None:
+        # with the buffers that a graph reads; None: the function cannot be captured
+        self.of_shape: dict[Any, tuple[list[Tensor], Step] | None] = {}
+        self.built_in: Any = None  # what the graphs hold, apart from the values of tensors
+        self.pool: Any = None  # the memory that they share
+
+    def __len__(self) -> int:
+        return sum(found is not None for found in self.of_shape.values())
+
+    def drop_unless(self, built_in: Any) -> bool:
+        """Drops graphs that hold anything else, and says whether it has."""
+        if built_in == self.built_in:
+            return False
+        self.built_in, self.of_shape = built_in, {}
+        self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+        return True
+
+    def run(self, shape: Any, take: Callable[..., Tensor], *values: Tensor) -> Tensor:
+        """Returns `take(*values)`, by the graph of this shape if there is one."""
+        if shape in self.of_shape:
+            if (found := self.of_shape[shape]) is None:
+                return take(*values)
+            buffers, replay = found
+            for buffer, value in zip(buffers, values, strict=True):
+                buffer.copy_(value)
+            return replay()
+        buffers = [value.clone() for value in values]
         with Waits() as waits:
-            status = take()
+            output = take(*buffers)
         try:
             if waits.seen:
                 raise RuntimeError(f"it waits for the device ({waits.seen[0]})")
-            self.graphs[shape] = CAPTURES[status.device.type](take, status.device, self.pool)
+            capture = CAPTURES[output.device.type]
+            self.of_shape[shape] = buffers, capture(partial(take, *buffers), output.device, self.pool)
         except RuntimeError as error:
-            self.graphs[shape], reason = None, str(error).partition("\n")[0]
+            self.of_shape[shape], reason = None, str(error).partition("\n")[0]
             logger.warning_once(
                 f"A step cannot become a CUDA graph: {reason}; it runs as ordinary steps do, so "
                 'cache_implementation="static" brings nothing here.'
             )
-        return status
+        return output
 
 
-# --- Graphs ---
+def memory_of(cache: RowCache) -> list[tuple[int, ...]]:
+    """Where the keys of a cache lie, whichever rows are in use."""
+    return [(layer.keys.untyped_storage().data_ptr(), *layer.keys.stride()) for layer in cache.layers]
 
 
 def cuda_graph(step: Step, device: torch.device, pool: Any) -> Step:

@@ -134,8 +134,7 @@ def check_support(model: PreTrainedModel, generation_config: GenerationConfig, m
         check_rope(model, math.inf, generation_config)
     check_attention(model, config, generation_config)
     check_values(generation_config, "prefill_chunk_size")
-    not_offered = NOT_OFFERED | ({"cache_implementation": (None, "dynamic")} if is_stock(model) else {})
-    for name, harmless in not_offered.items():
+    for name, harmless in NOT_OFFERED.items():
         if (value := getattr(generation_config, name, None)) not in harmless:
             refuse(name, value, generation_config)
     for name, value in model_kwargs.items():

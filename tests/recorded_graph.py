@@ -1,8 +1,17 @@
 """A graph on the CPU that repeats operations on the tensors that it was captured with, as a CUDA graph does."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from wedlm.fused import native
+from wedlm.generation import static_steps
+from wedlm.modeling_wedlm import modeling_wedlm
+from wedlm.training import draft_lora
 
 
 def tensors_of(tree) -> list[torch.Tensor]:
@@ -59,3 +68,17 @@ def recorded_graph(captured: list):
         return replay
 
     return capture
+
+
+@contextmanager
+def captures_on_cpu() -> Iterator[list]:
+    """Lets steps and forwards be captured on the CPU; yields the graphs."""
+    graphs: list = []
+    with (
+        patch.dict(static_steps.CAPTURES, cpu=recorded_graph(graphs)),
+        patch.object(native, "NUMBER", None),  # no operation of torch calls the products in C
+        # On a CPU alone a draft adapter looks whether there is a MASK.
+        patch.object(draft_lora, "are_known_to_be_true", lambda is_text: False),
+        patch.object(modeling_wedlm, "are_known_to_be_true", lambda is_text: False),
+    ):
+        yield graphs

@@ -14,6 +14,7 @@ PUBLIC_NAMES = {
     "WeDLMModel": "wedlm.modeling_wedlm.modeling_wedlm",
     "WeDLMForCausalLM": "wedlm.modeling_wedlm.modeling_wedlm",
     "verified": "wedlm.generation.custom_generate",
+    "free_static_memory": "wedlm.generation.static_steps",
     "DraftLoraConfig": "wedlm.training.draft_lora",
     "load_draft_adapter": "wedlm.training.published_drafts",
     "load_gguf": "wedlm.checkpoints.gguf",

@@ -13,6 +13,7 @@ import pytest
 import torch
 from draft_models import with_adapter
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
+from recorded_graph import captures_on_cpu
 from stock_families import stock
 from tiny_tokenizer import make_tokenizer
 from transformers import ContinuousBatchingConfig, ContinuousBatchingManager, GenerationConfig
@@ -158,6 +159,24 @@ def test_a_stock_model_writes_what_generate_writes_for_each_prompt(make):
     ]
     own = model.init_continuous_batching(GenerationConfig(decoding="verified"))
     assert type(own) is BatchingManager and type(model.init_continuous_batching()) is ContinuousBatchingManager
+
+
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
+@pytest.mark.parametrize("asks", ["in the call", "in the config"])
+def test_forwards_are_captured_with_a_static_cache(decoding, asks):
+    settings = {"max_new_tokens": 20, "eos_token_id": EOS, "pad_token_id": 0, "decoding": decoding}
+    prompts = [[5, 6, 7] * 4, [9, 8], [5, 6, 7, 5, 3], [11] * 17]
+    static = {"cache_implementation": "static"}
+    with captures_on_cpu() as graphs:
+        model = load(CHECKPOINTS / "q3").double() if decoding == "streaming" else with_adapter(in_float64("Qwen3"))
+        expected = [alone(model, tokens, **settings) for tokens in prompts]
+        model.generate_batch(prompts, **settings)
+        assert not graphs
+        if asks == "in the call":
+            outputs = model.generate_batch(prompts, **settings, **static)
+        else:
+            outputs = model.generate_batch(prompts, GenerationConfig(**settings, **static))
+        assert graphs and [output.generated_tokens for output in outputs.values()] == expected
 
 
 # --- Requests ---
@@ -369,7 +388,7 @@ def test_more_noise_than_there_is_memory_is_refused_at_once(model, monkeypatch):
     monkeypatch.setattr("wedlm.batching.manager.free_memory", lambda device: 2**23)
     manager = model.init_continuous_batching()
     manager.add_request(PROMPTS[0])
-    with pytest.raises(ValueError, match="window_size=2000 needs 9 MiB for .* there is room for 2 MiB; make it small"):
+    with pytest.raises(ValueError, match="window_size=2000 needs 10 MiB for .* there is room for 2 MiB; make it"):
         manager.add_request(PROMPTS[0], decoding="streaming", window_size=2000, max_new_tokens=5000)
 
 

@@ -7,6 +7,7 @@ import torch
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, load
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_graph import captures_on_cpu
 from stock_families import FITTING, stock
 from tiers import property_settings
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -151,8 +152,10 @@ def test_every_request_writes_what_it_writes_alone(drawn, data):
     cancelled = {i: end for i, end in enumerate(ends) if end is not None}
     most = max(sum(request.budget) for request in requests)
     room = data.draw(st.integers(most, 6 * most), "room")
-    batch = Scheduler(MODEL, room, data.draw(st.sampled_from([1, 7, 64]), "chunk"), data.draw(st.booleans()))
-    got, errors = run(batch, requests, arrivals, cancelled)
+    captures, chunk_size = data.draw(st.booleans(), "captures"), data.draw(st.sampled_from([1, 7, 64]), "chunk")
+    batch = Scheduler(MODEL, room, chunk_size, data.draw(st.booleans()), captures=captures)
+    with captures_on_cpu():
+        got, errors = run(batch, requests, arrivals, cancelled)
     assert not errors
     assert_as_alone(drawn, got, cut_short=cancelled)
 
@@ -163,7 +166,8 @@ def test_requests_of_a_stock_model_share_forwards_and_write_what_transformers_wr
     model = stock(name)
     if not any("experts" in module for module, _ in model.named_modules()):  # They have no kernel for float64.
         model = copy.deepcopy(model).double()
-    batch, text = Scheduler(model, 3_000, 7), [3 + token % 7 * (1 + token % 5) for token in range(90)]
+    captures, text = name != "Llama", [3 + token % 7 * (1 + token % 5) for token in range(90)]
+    batch = Scheduler(model, 3_000, 7, captures=captures)
     drawn = [
         (text[:30], {}),
         (text[:33], {"do_sample": True, "temperature": 1.2}),
@@ -176,8 +180,10 @@ def test_requests_of_a_stock_model_share_forwards_and_write_what_transformers_wr
         request_of(tokens, 5, model=model, max_new_tokens=16, **settings, **more)
         for (tokens, settings), more in zip(drawn, ours, strict=True)
     ]
-    got, errors = run(batch, requests, arrivals=[0, 1, 1, 6, 7])
+    with captures_on_cpu() as graphs:
+        got, errors = run(batch, requests, arrivals=[0, 1, 1, 6, 7])
     assert not errors
+    assert bool(graphs) == captures
     expected = [alone(tokens, 5, model, max_new_tokens=16, **settings) for tokens, settings in drawn]
     assert [got[i] for i in range(5)] == expected
     assert batch.counts.row_forwards > 1.5 * batch.counts.steps and batch.counts.found_tokens >= 29

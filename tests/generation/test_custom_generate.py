@@ -232,7 +232,7 @@ def test_a_stock_model_and_its_weights_in_a_wedlm_take_the_same_forwards():
         ({"window_size": 0}, "window_size=0 is not a number of slots"),
         ({"query_cost": -1}, "query_cost=-1 is not a share"),
         ({"decoding": "streaming"}, "fills MASK tokens, which this model was not trained for"),
-        ({"cache_implementation": "static"}, "cache_implementation='static' is not offered"),
+        ({"cache_implementation": "offloaded"}, "cache_implementation='offloaded' is not offered"),
         ({"assistant_model": "self"}, "assistant_model=LlamaForCausalLM is not offered"),
         ({"output_attentions": True}, "output_attentions=True is not offered"),
     ],

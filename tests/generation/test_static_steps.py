@@ -4,6 +4,7 @@ That they write the same ids in the same forwards is in test_generation_wedlm.py
 static caches beside the others.
 """
 
+import copy
 import gc
 import weakref
 from itertools import pairwise
@@ -11,14 +12,17 @@ from itertools import pairwise
 import pytest
 import torch
 from decoded import PARALLEL, STATIC, forwards_seen, run, settings_of
-from helpers import CHECKPOINTS, DECODE, PROMPTS, Waits, load, random_tokens
+from draft_models import drafted, tiny_model, with_adapter
+from helpers import CHECKPOINTS, DECODE, PROMPTS, Waits, left_padded, load, random_tokens
 from peft import LoraConfig, get_peft_model
-from recorded_graph import recorded_graph
+from recorded_graph import captures_on_cpu
+from stock_families import stock
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig
 from transformers.utils import logging
 
+import wedlm
 from wedlm.generation import static_steps
 from wedlm.generation.decoding import static_step
 from wedlm.generation.row_cache import RowCache
@@ -129,22 +133,14 @@ def test_what_cannot_be_filled_is_named_as_ever(model, decoding):
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("more", [{"repetition_penalty": 1.3}, {"synced_gpus": True}], ids=str)
-def test_calls_with_callbacks_and_others_take_the_ordinary_steps(model, more, monkeypatch):
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda *args, **kwargs: None)
-    assert_same(run(model, **more, **STATIC), run(model, **more))
-    assert model not in KEPT
-
-
 # --- Captured as graphs ---
 
 
 @pytest.fixture
-def graphs(monkeypatch):
+def graphs():
     """Lets steps be captured on the CPU; holds the graphs."""
-    graphs = []
-    monkeypatch.setitem(static_steps.CAPTURES, "cpu", recorded_graph(graphs))
-    return graphs
+    with captures_on_cpu() as graphs:
+        yield graphs
 
 
 @pytest.fixture
@@ -168,13 +164,73 @@ def test_captured_steps_write_the_same(model, graphs, decoding, more):
         assert len(graphs) == len(KEPT[model].graphs) > 0
 
 
+OTHERS = {
+    "stock": lambda: stock("Llama"),
+    "stock, some layers sliding": lambda: stock("Qwen2, some layers sliding"),
+    "stock, positions of its own": lambda: stock("OPT"),
+    "stock with an adapter": lambda: with_adapter(copy.deepcopy(stock("Llama"))),
+    "fused stock": lambda: wedlm.fuse(copy.deepcopy(stock("Qwen3"))),
+    "fused with an adapter": lambda: wedlm.fuse(with_adapter(copy.deepcopy(stock("Qwen3")))),
+    "with drafts inside": drafted,
+    "fused": lambda: wedlm.fuse(tiny_model()),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_steps_of_all_kinds_of_models_are_captured(kind, graphs):
+    model = OTHERS[kind]()
+    repeated = [[5, 6, 7] * 5, [9, 8, 9, 8], [11] * 8]
+    # Token by token in float32, one row behind another, as nothing else is rounded alike.
+    for prompts in (repeated, repeated[::-1]):
+        for sampling in ({}, {"do_sample": True, "top_k": 5}, {"repetition_penalty": 1.3}):
+            arguments = {**left_padded(prompts), "max_new_tokens": 24, "window_size": 4, "query_cost": 0, **sampling}
+            arguments |= {"decoding": "verified", "eos_token_id": None, "pad_token_id": 0}
+            texts = []
+            for cache in (STATIC, {}):
+                torch.manual_seed(0)
+                texts.append(model.generate(**arguments, custom_generate=wedlm.verified, **cache))
+            assert torch.equal(*texts), sampling
+    base = getattr(model, "get_base_model", lambda: model)()
+    for of_kind in (KEPT[base].graphs, KEPT[base].forward.graphs):
+        assert len(of_kind) == len(of_kind.of_shape), "no forward waits for the device"
+    assert graphs
+    wedlm.free_static_memory(model)
+    assert base not in KEPT
+
+
+ASKED = {  # with others that take part in a step, so that the forward alone is captured
+    "a processor of the text": {"repetition_penalty": 1.3},
+    "sampled": {"repetition_penalty": 1.3, "do_sample": True, "top_k": 5},
+    "criteria in step": {"stopping_criteria": [lambda ids, scores: ids[:, -1] == 9]},
+    "scores": {"output_scores": True, "output_logits": True},
+    "other ranks": {"synced_gpus": True},
+}
+
+
+@pytest.mark.parametrize("decoding", PARALLEL)
+@pytest.mark.parametrize("asked", ASKED)
+def test_forwards_are_captured_where_others_take_part_in_a_step(model, graphs, decoding, asked, monkeypatch):
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda *args, **kwargs: None)
+    for prompts in (PROMPTS, PROMPTS[::-1]):
+        outputs = []
+        for cache in (STATIC, {}):
+            torch.manual_seed(0)
+            outputs.append(run(model, prompts, decoding=decoding, **ASKED[asked], **cache))
+        assert_same(*outputs)
+        for name in ("scores", "logits"):
+            for one, other in zip(*(getattr(output, name) or () for output in outputs), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        kept = KEPT[model]
+        assert len(kept.graphs) == 0 < len(kept.forward.graphs) == len(graphs)
+
+
 def test_a_graph_for_each_number_of_queries_and_entries(model, graphs):
     prompts = [random_tokens(1, 90, seed=1)[0].tolist()]
     for _ in range(2):
         more = {"max_new_tokens": 90, "window_size": 4, "decoding": "verified", "eos_token_id": None}
         assert_same(run(model, prompts, **more, **STATIC), run(model, prompts, **more))
     assert len(graphs) == len(KEPT[model].graphs) > 1
-    queries, entries = zip(*KEPT[model].graphs, strict=True)
+    queries, entries = zip(*KEPT[model].graphs.of_shape, strict=True)
     assert set(queries) <= {1, 2, 4, 8} and min(len(set(queries)), len(set(entries))) > 1
 
 

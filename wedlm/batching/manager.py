@@ -73,7 +73,9 @@ class BatchingManager(ContinuousBatchingManager):
         self.fixed_shapes = False  # whether each request has forwards of its own, as Scheduler says
         self.max_batch_size = config.max_requests_per_batch or MAX_BATCH_SIZE
         self.max_waiting, self.full_after = config.max_queue_size or None, FULL_AFTER
-        self.num_return_sequences = (generation_config or model.generation_config).num_return_sequences or 1
+        given = generation_config or model.generation_config
+        self.num_return_sequences = given.num_return_sequences or 1
+        self.captures = given.cache_implementation == "static"  # whether forwards become CUDA graphs
         self.background_thread_status = BackgroundThreadStatus()
         self.scheduler: Scheduler | None = None
         self.counts = BatchCounts()
@@ -242,6 +244,7 @@ class BatchingManager(ContinuousBatchingManager):
         """Starts with a request for each prompt, and stops when they have ended; returns their outputs in order."""
         self.max_waiting = None
         number, outputs = len(inputs) * self.num_return_sequences, {}
+        self.captures |= settings.get("cache_implementation") == "static"
         self.start()
         try:
             ids = self.add_requests(inputs, record_timestamps=record_timestamps, **settings)
@@ -374,7 +377,7 @@ class BatchingManager(ContinuousBatchingManager):
         chunk_size = 256 if self.model.device.type == "cpu" else 1024
         use_prefix_cache = self.continuous_batching_config.allow_block_sharing
         limits = self.max_cached_tokens, chunk_size, use_prefix_cache, self.max_work_bytes
-        return Scheduler(self.model, *limits, self.fixed_shapes)
+        return Scheduler(self.model, *limits, self.fixed_shapes, self.captures)
 
     def wait_for_work(self) -> bool:
         """Waits for something to do, if there is nothing; returns False when the thread is to end."""

@@ -15,6 +15,7 @@ from wedlm.batching.shared_cache import CacheBudget
 from wedlm.generation.call import Call
 from wedlm.generation.custom_generate import Verified
 from wedlm.generation.parameters import decoding_of
+from wedlm.generation.static_steps import power_of_two
 from wedlm.generation.transformers_internals import CACHE
 from wedlm.generation.validation import refuse
 
@@ -101,7 +102,7 @@ class Request:
         """
         call = resolve(model, state.initial_tokens, generation_config, settings)
         is_alone = fixed_shapes or call.has_callbacks or any(settings.get(name) for name in OBJECTS)
-        budget = CacheBudget(len(state.initial_tokens) + call.max_new_tokens, 2 * call.window_size)
+        budget = CacheBudget(len(state.initial_tokens) + call.max_new_tokens, power_of_two(2 * call.window_size))
         return cls(state, call, seed, None if is_alone else settings_key(call), budget)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 
 import torch
@@ -16,6 +16,7 @@ from wedlm.batching.settings_group import SettingsGroup, StepOutput, merged
 from wedlm.batching.shared_cache import CachedText, PrefixCache, SharedCache, num_common
 from wedlm.generation.model_kind import kind_of, text_config_of
 from wedlm.generation.sequences import Queries, Text
+from wedlm.generation.static_steps import CapturedForward, power_of_two
 from wedlm.generation.validation import named_weights
 
 SCORES = 4  # of each query and token, in float32, that are there at a time
@@ -43,7 +44,8 @@ class Scheduler:
     `max_cached_tokens` and `chunk_size`, the most tokens of a prefill, count the padding of shorter rows. With
     `use_prefix_cache` keys and values of texts that have ended stay for others with the same beginning, while they
     fit. `max_work_bytes` bounds noise and scores. With `fixed_shapes` each request has forwards of its own and copies
-    no keys and values, so that equal requests have forwards of equal shapes, whoever else is there.
+    no keys and values, so that equal requests have forwards of equal shapes, whoever else is there. With `captures`
+    decoding forwards have a power of two of rows and of queries, and each shape becomes a CUDA graph.
     """
 
     def __init__(
@@ -54,8 +56,11 @@ class Scheduler:
         use_prefix_cache: bool = True,
         max_work_bytes: float = math.inf,
         fixed_shapes: bool = False,
+        captures: bool = False,
     ):
-        self.model, self.kind = model, kind_of(model)
+        self.model, kind = model, kind_of(model)
+        self.captured = CapturedForward() if captures and not fixed_shapes else None
+        self.forward = kind.forward if self.captured is None else partial(self.captured, kind)
         self.max_cached_tokens, self.chunk_size = max_cached_tokens, chunk_size
         self.use_prefix_cache, self.max_work_bytes = use_prefix_cache and not fixed_shapes, max_work_bytes
         self.fixed_shapes = fixed_shapes
@@ -108,6 +113,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Takes a request that has room, by `can_admit`; the next steps prefill it."""
+        if self.captured is not None:
+            self.captured.renew(self.model)
         self.prefilling[request] = None
         self.prefix_cache.shrink(self.max_cached_tokens - self.num_tokens_with())
 
@@ -142,7 +149,10 @@ class Scheduler:
         failed = []
         while requests := requests_of(groups):
             rows = [request.cache_row for request in requests]
-            self.cache.activate(min(rows), max(rows) + 1)
+            begin, end = min(rows), max(rows) + 1
+            if self.captured is not None:
+                begin, end = 0, min(power_of_two(end), self.cache.size[0])
+            self.cache.activate(begin, end)
             longest = max(request.num_committed for request in requests)
             try:
                 return failed + self.run_step(groups, [group.queries() for group in groups], longest)
@@ -181,7 +191,7 @@ class Scheduler:
             all_queries = all_queries.behind(text)
         for group in groups:
             group.draw_noise()
-        logits = self.kind.forward(all_queries, self.cache, longest + all_queries.input_ids.shape[1])
+        logits = self.forward(all_queries, self.cache, longest + all_queries.input_ids.shape[1])
         num_kept = torch.zeros_like(self.cache.lengths) if text is None else text.lengths.clone()
         moved, statuses, outputs = [], [], []
         for group, own, rows in zip(groups, queries, all_rows, strict=True):
@@ -312,7 +322,7 @@ class Scheduler:
             request.num_committed = min(request.num_committed + self.chunk_size, request.prompt_length)
         self.cache.activate(requests[0].cache_row, requests[0].cache_row + len(requests))
         if requests[0].num_committed < requests[0].prompt_length:
-            self.kind.forward(Queries.of_text(text), self.cache, longest + text.tokens.shape[1])
+            self.forward(Queries.of_text(text), self.cache, longest + text.tokens.shape[1])
             self.cache.commit(text.lengths)
             return []
         groups = merged([self.prefilling[request] for request in requests])
@@ -369,6 +379,8 @@ class Scheduler:
         self.prefix_cache.shrink(0)
         for request in self.cached_requests:
             request.is_reusable = False
+        if self.captured is not None:
+            self.captured.renew(self.model)
 
 
 def scores_bytes(model: PreTrainedModel, num_queries: int) -> int:

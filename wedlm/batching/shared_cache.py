@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from wedlm.generation.row_cache import RowCache, RowLayer
 from wedlm.generation.static_steps import bucketed
@@ -80,7 +81,7 @@ class SharedCache(RowCache):
         return len(budgets) * CacheBudget.entries_for_all(budgets)
 
     def activate(self, begin: int = 0, end: int | None = None) -> None:
-        """Makes these rows, by default all, the rows of the next forward."""
+        """Makes these rows, by default all that are in use, the rows of the next forward."""
         self.active = slice(begin, self.num_rows if end is None else end)
         self.lengths = self.all_lengths[self.active]  # a view: `commit` writes into it
         for layer in self.layers:
@@ -103,9 +104,13 @@ class SharedCache(RowCache):
                 entries = max(longest, min(bucketed(longest), max_tokens // 2 // num_rows))
             rows = max(num_rows, min(2 * num_rows, max_tokens // 2 // entries))
             self.reallocate((rows, entries))
-        self.all_lengths = torch.cat([self.all_lengths, self.all_lengths.new_zeros(num_rows - self.num_rows)])
+        self.set_lengths(self.all_lengths[: self.num_rows])
         self.budgets = budgets
         self.activate()
+
+    def set_lengths(self, lengths: torch.Tensor) -> None:
+        """Gives the first rows of the memory these lengths, and the others 0."""
+        self.all_lengths = pad(lengths, (0, max(0, self.size[0] - len(lengths))))
 
     def copy_prefix(self, row: int, layers: list[tuple[torch.Tensor, torch.Tensor]], number: int) -> None:
         """Copies the first entries of a text, `[1, heads, entries, head_dim]` for each layer, into an empty row."""
@@ -130,9 +135,10 @@ class SharedCache(RowCache):
             for states in layer.memory:
                 for new, old in moved:
                     states[new, :, : lengths[old]] = states[old, :, : lengths[old]]
-        self.all_lengths, self.budgets = self.all_lengths[order], [self.budgets[row] for row in order]
-        if not self.budgets:
+        if not order:
             self.layers, self.size = [], (0, 0)
+        self.set_lengths(self.all_lengths[order])
+        self.budgets = [self.budgets[row] for row in order]
         self.activate()
         return order
 

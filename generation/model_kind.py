@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import is_flash_attention_requested
 
 from wedlm.generation.parameters import AS_IT_IS, decodings_with, says_shifted, says_trained
-from wedlm.generation.row_cache import RowCache, seen_entries
+from wedlm.generation.row_cache import MOST_QUERIES, RowCache, seen_entries
 from wedlm.generation.sequences import Queries
 from wedlm.generation.transformers_internals import CACHE, attention_of
 
@@ -206,7 +206,9 @@ def masks_of_layers(
                 mask
                 & (positions_of_entries(is_seen.shape[-1], position_ids, starts)[:, None] > oldest[..., None])[:, None]
             )
-        if attention_of(config) == "eager":  # it adds its mask to the scores
+        # Eager attention adds its mask to the scores. So does sdpa, which would turn booleans into such a mask anew in
+        # each layer.
+        if attention_of(config) == "eager" or is_seen.shape[2] <= MOST_QUERIES:
             mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
         masks[kind] = mask
     return masks if len(masks) > 1 else mask

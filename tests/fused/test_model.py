@@ -12,17 +12,21 @@ from draft_models import drafted, fill, tiny_model, with_adapter
 from fused_models import MODELS, WITH_MASKS, assert_close, cached, logits, stock
 from helpers import CHECKPOINTS, EOS, PAD, PROMPTS, left_padded, load, random_tokens
 from peft import LoraConfig, get_peft_model
+from recorded_graph import captures_on_cpu
 from stock_checkpoints import files_of
+from stock_families import stock as of_family
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from transformers import BitsAndBytesConfig, DynamicCache, Gemma2Config, Gemma2ForCausalLM, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import wedlm
 from wedlm import DraftLoraConfig, WeDLMForCausalLM
 from wedlm.fused import model as fused_model
+from wedlm.fused import product
 from wedlm.fused.model import decoder_layers, product_of
 from wedlm.fused.native import SET
+from wedlm.generation import static_steps
 from wedlm.generation.transformers_internals import CACHE
 
 PRODUCT = SET or "torch"
@@ -467,6 +471,50 @@ class Operators(TorchDispatchMode):
         memory = (torch.ops.aten.detach, torch.ops.aten.new_empty, torch.ops.aten._unsafe_view)
         self.number += not func.is_view and func.overloadpacket not in memory
         return func(*args, **(kwargs or {}))
+
+
+# The operators of a decoder layer in a captured step, an RMS norm counted as one; two of stock models' repeat keys.
+LAYERS = {
+    "Llama": (lambda: of_family("Llama"), 38),
+    "Llama, fused": (lambda: wedlm.fuse(deepcopy(of_family("Llama"))), 19),
+    "Llama, fused with an adapter": (lambda: wedlm.fuse(with_adapter(deepcopy(of_family("Llama")))), 31),
+    "Qwen3, fused": (lambda: wedlm.fuse(deepcopy(of_family("Qwen3"))), 22),
+    "WeDLM, fused": (lambda: wedlm.fuse(tiny_model()), 22),
+    "WeDLM, fused with drafts": (lambda: wedlm.fuse(drafted()), 34),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_of_a_captured_step_has_few_operators(kind, monkeypatch):
+    make, most = LAYERS[kind]
+    numbers, rms_norm, counted = [], product.rms_norm, Operators()
+
+    def norm(*arguments):
+        counted.number += 1
+        with _disable_current_modes():
+            return rms_norm(*arguments)
+
+    monkeypatch.setattr(product, "rms_norm", norm)
+    with captures_on_cpu():
+        model = make()
+        layer = getattr(model, "get_base_model", lambda: model)().model.layers[0]
+        forward = layer.forward
+
+        def watched(*args, **kwargs):
+            counted.number = 0
+            with counted:
+                output = forward(*args, **kwargs)
+            numbers.append(counted.number)
+            return output
+
+        layer.forward = watched
+        arguments = {"custom_generate": wedlm.verified, "query_cost": 0, "cache_implementation": "static"}
+        arguments |= {"max_new_tokens": 12, "window_size": 4, "pad_token_id": 0, "eos_token_id": None}
+        static_steps.CAPTURES.pop("cpu")  # so that the layer is called in every step
+        for _ in range(2):  # The first call also tries out the model.
+            numbers.clear()
+            model.generate(torch.tensor([[5, 6, 7] * 5]), **arguments)
+    assert max(numbers[1:]) == most
 
 
 @pytest.mark.skipif(SET is None, reason="torch multiplies")

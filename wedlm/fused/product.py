@@ -75,25 +75,30 @@ class Product:
             return self.by_kernel(x, added, is_text)
         if self.norm is not None:
             x = normed(x, self.norm, self.epsilon)
+        low = None
         if self.draft is not None and is_text is not None:
-            down, up = self.draft
-            added = up.by_torch(down.by_torch(x).masked_fill(is_text, 0), added)
+            low = self.draft[0].by_torch(x).masked_fill(is_text, 0)
+            if takes_kernel or is_compiling:
+                added, low = self.draft[1].by_torch(low, added), None
         if takes_kernel or is_compiling and self.is_packed:
             orders = [each.order for each in self.weight] if self.is_packed else []
             types = [each.type for each in self.weight] if self.is_packed else []
             return compiled_product(x, self.tensors, orders, ",".join(types), self.bias, added, self.is_gated)
-        return self.by_torch(x, added)
+        return self.by_torch(x, added, low)
 
     def by_kernel(self, x, added=None, is_text=None):
         return by_kernel(self.described(), x, self.outputs, added, is_text)
 
-    def by_torch(self, x, added=None):
-        """The product without the norm."""
+    def by_torch(self, x, added=None, low=None):
+        """The product without the norm; `low` is what the second product of a draft takes."""
         if self.is_packed:
             y = product_of_blocks(x, self.weight)
             y = y if self.bias is None else y + self.bias
         else:
             y = linear_of_many(x, self.weight, self.bias)
+        if low is not None:
+            up = self.draft[1].weight
+            y.view(-1, len(up)).addmm_(low.view(-1, up.shape[1]), up.T)
         y = y if added is None else y + added
         return gated(y) if self.is_gated else y
 

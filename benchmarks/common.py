@@ -8,21 +8,29 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import count
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from signal import SIGKILL
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 import torch
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
 from wedlm.checkpoints.new_folder import DRAFTER, TARGET
-from wedlm.evaluation.provenance import write_report
+from wedlm.evaluation.provenance import conditions, write_report
 from wedlm.evaluation.timing import interleaved_seconds
 from wedlm.evaluation.work_file import WorkFile, digest_of
 from wedlm.for_vllm.vllm_export import SPECULATIVE, export_for_vllm
@@ -50,7 +58,11 @@ SHAPES = {
     "qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
     "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
     "qwen3-1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "qwen3-0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+    | {"tie_word_embeddings": True},
+    "smollm2-135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    | {"vocab_size": 49_152, "num_key_value_heads": 3, "head_dim": 64, "mask_token_id": 49_151}
+    | {"tie_word_embeddings": True},
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     | {"vocab_size": 512, "num_key_value_heads": 2, "head_dim": 16, "mask_token_id": 511},
 }
@@ -85,6 +97,19 @@ def random_model(shape: str, dtype: torch.dtype) -> PreTrainedModel:
     config = WeDLMConfig(**{**QWEN3, **SHAPES[shape]}, dtype=dtype)
     with torch.device(DEVICE):
         return WeDLMForCausalLM._from_config(config, dtype=dtype).eval()
+
+
+def stock_model(model: PreTrainedModel) -> Qwen3ForCausalLM:
+    """transformers' own class around the same weights, without a copy of them."""
+    fields = model.config.to_dict()
+    config = Qwen3Config(**{name: fields[name] for name in Qwen3Config().to_dict() if name in fields})
+    with torch.device("meta"):
+        stock = Qwen3ForCausalLM._from_config(config, dtype=model.dtype)
+    stock.load_state_dict(model.state_dict(), assign=True)
+    stock.tie_weights()
+    stock.model.rotary_emb = model.model.rotary_emb
+    stock.config.mask_token_id = model.config.mask_token_id  # the same tokens are random, and trained by a LoRA
+    return stock.eval()
 
 
 def random_tokens(model: PreTrainedModel, batch_size: int, length: int) -> torch.Tensor:
@@ -277,7 +302,7 @@ def vllm_ways(
         yield ways
 
 
-# --- Bandwidth and memory ---
+# --- Bandwidth, products and memory ---
 
 
 def bytes_per_second(device: torch.device | str, repeats: int) -> float:
@@ -288,6 +313,15 @@ def bytes_per_second(device: torch.device | str, repeats: int) -> float:
     return 4 * large.numel() / statistics.median(seconds)
 
 
+def flops_per_second(device: torch.device | str, repeats: int) -> float:
+    """The floating-point operations that a large product of bfloat16 makes in a second."""
+    device = torch.device(device)
+    size = 8192 if device.type == "cuda" else 1024
+    square = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    seconds = interleaved_seconds({"product": partial(torch.mm, square, square)}, device, repeats, num_warm_up=3)
+    return 2 * size**3 / statistics.median(seconds["product"])
+
+
 def peak_bytes() -> int:
     """The peak memory of this process; on a GPU the peak that torch allocated there. (VmHWM of /proc needs Linux.)"""
     if torch.cuda.is_available():
@@ -296,10 +330,22 @@ def peak_bytes() -> int:
     return 1024 * int(line.split()[1])
 
 
-def in_fresh_process(function: Callable, *arguments: Any) -> Any:
-    """What `function` returns in a new process, whose peak of memory nothing else has raised."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
+def in_fresh_process(function: Callable, *arguments: Any, seconds: float | None = None) -> Any:
+    """What `function` returns in a new process, whose peak of memory nothing else has raised.
+
+    If that takes longer than `seconds`, the process is killed with those that it has started, and None is returned.
+    """
+    context, others = get_context("spawn"), set(active_children())
+    with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=os.setsid) as process:
+        future = process.submit(function, *arguments)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            for child in set(active_children()) - others:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, SIGKILL)
+                child.kill()  # if it leads no group yet
+            return None
 
 
 # --- Tables ---
@@ -319,6 +365,11 @@ def with_range(measured: dict[str, float], spec: str) -> str:
     """with_range({"median": 3.61, "min": 3.2, "max": 5.0}, ".1f") == "3.6 (3.2 - 5.0)" """
     median, low, high = (format(measured[name], spec) for name in ("median", "min", "max"))
     return f"{median} ({low} - {high})"
+
+
+def why_lacking(result: Any) -> str | None:
+    """Why a record has words in place of a number; None where it has one."""
+    return next((result[name] for name in ("left_out", "failed") if isinstance(result, dict) and name in result), None)
 
 
 # --- Plots and files ---
@@ -369,3 +420,17 @@ def save(
     if panels:
         plot(out, list(panels))
     print(f"written to {out}")
+
+
+def earlier_results(file: Path, about: dict[str, Any], device: torch.device | str | None) -> Any:
+    """The results of a record that was begun with the same settings, and on the same device by the same versions.
+
+    None if there is no such record. Its commit may be another one; if `device` is None, its device and versions too.
+    """
+    if not file.exists():
+        return None
+    record, wanted = json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(about))
+    if device is not None:
+        here = conditions(device)
+        wanted |= {name: here[name] for name in ("versions", "device")}
+    return record["results"] if wanted.items() <= record.items() else None

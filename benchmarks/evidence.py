@@ -11,6 +11,7 @@ import gpu_checks
 import gpu_kit
 import real_training
 import task_training
+import trainer_speed
 from common import ADAPTER, RESULTS
 
 from examples.demo.card import goals_table
@@ -102,6 +103,7 @@ def gpu() -> dict[str, Any]:
         "answer_tokens": real.about["new_tokens"],
         "real": evidence_real.short_table(real),
         "real_origin": origin(real.file),
+        "training_speed": training_speed(),
         "tasks": task_training.table(recorded(tasks)["results"]),
         "training": recorded(tasks)["results"]["training"],
         "rank": recorded(tasks)["rank"],
@@ -109,6 +111,13 @@ def gpu() -> dict[str, Any]:
         "later": recorded(tasks)["results"]["later"],
         "tasks_origin": origin(tasks),
     }
+
+
+def training_speed() -> str:
+    file = on_gpu("training")
+    if not file.exists():
+        return "Not measured yet: `python benchmarks/gpu_kit.py training`."
+    return f"{trainer_speed.table(recorded(file)['results'])}\n\n{origin(file)}"
 
 
 def checks(name: str) -> str:

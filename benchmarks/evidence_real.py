@@ -18,7 +18,9 @@ is written after every batch, and says how many batches of how many it holds.
 
 import argparse
 import json
+import math
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -194,12 +196,12 @@ class Batch(NamedTuple):
     number: int  # among those of its size
 
 
-def batches_of(prompts: list[Prompt], size: int) -> dict[Batch, list[Prompt]]:
-    """One prompt of each kind alone, and all prompts in batches of `size`."""
-    num_kinds = len({prompt.kind for prompt in prompts})
-    alone = {Batch(1, number): [prompt] for number, prompt in enumerate(prompts[:num_kinds])}
+def batches_of(prompts: list[Prompt], size: int, alone: int | None) -> dict[Batch, list[Prompt]]:
+    """The first prompts alone, by default one of each kind, and all prompts in batches of `size`."""
+    first = prompts[: len({prompt.kind for prompt in prompts}) if alone is None else alone]
+    asked_alone = {Batch(1, number): [prompt] for number, prompt in enumerate(first)}
     starts = range(0, len(prompts), size)
-    return alone | {Batch(size, number): prompts[start : start + size] for number, start in enumerate(starts)}
+    return asked_alone | {Batch(size, number): prompts[start : start + size] for number, start in enumerate(starts)}
 
 
 def missing(batches: dict[Batch, list], rounds: int, work: WorkFile) -> list[tuple[int, Batch]]:
@@ -218,10 +220,14 @@ def measure_turns(
 ) -> None:
     """Measures what `work` lacks: in each round all ways take turns on each batch, and another one begins.
 
-    Before the first batch of a size every way writes it once. `write` is called after every batch.
+    Before the first batch of a size every way writes it once. `write` is called after every batch. When the minutes
+    are over, no other batch begins.
     """
+    end = math.inf if given.minutes is None else time.perf_counter() + 60 * given.minutes
     to_do, warm = missing(batches, given.rounds, work), set()
     for place, (number, batch) in enumerate(tqdm(to_do, unit=" batches", desc="speed")):
+        if time.perf_counter() > end:
+            break
         here = {name: way for name, way in ways.items() if batch.size == 1 or name not in LOOK_UPS}
         calls = {name: partial(way, batches[batch], given.new_tokens) for name, way in here.items()}
         num_warm_up = int(batch.size not in warm)
@@ -279,7 +285,7 @@ def speed_of(taken: dict[str, Any]) -> float:
 def measure(given: argparse.Namespace, work: WorkFile, write: Callable[[dict[str, Any]], None]) -> None:
     """Measures all batches, and writes the results after each of them."""
     prompts = held_out(given.prompts_per_kind)
-    batches = batches_of(prompts, given.batch_size)
+    batches = batches_of(prompts, given.batch_size, given.alone)
 
     def write_results() -> None:
         write(results_of(batches, given.rounds, work))
@@ -541,13 +547,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--prompts-per-kind", type=int, default=2)
+    parser.add_argument("--alone", type=int, help="prompts asked one at a time, by default one of each kind")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--minutes", type=float, help="after which no other batch begins")
     parser.add_argument("--work", type=Path, default=Path("build/evidence-real"), help="where results are kept")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     logging.set_verbosity_error()
-    about = {name: value for name, value in vars(given).items() if name not in ("out", "work", "threads", "device")}
+    how = ("out", "work", "threads", "device", "minutes")
+    about = {name: value for name, value in vars(given).items() if name not in how}
     about = json.loads(json.dumps(about, default=str)) | digests(given.stock, given.adapter)
     installed = [(getattr(given, place), name) for place, names in PEER_MODULES.items() for name in names]
     versions = {name: version_in(environment, name) for environment, name in installed}

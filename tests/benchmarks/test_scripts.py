@@ -1,18 +1,22 @@
 """Each script of benchmarks/ runs at toy size, without a GPU."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from draft_models import save_adapter
 from gguf_files import write_gguf
 from stock_checkpoints import save_stock
 from stock_tokenizers import save_smollm
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 import wedlm
@@ -20,6 +24,8 @@ from examples.demo.example import Example
 from wedlm import convert_to_wedlm
 from wedlm.evaluation import sweep
 from wedlm.evaluation.decodings import BASELINE
+from wedlm.training.dual_stream import StreamQueries, dense_mask
+from wedlm.training.target_loss import NO_TARGET
 
 QUESTION = Example("counting", "Which?", "a", "")
 
@@ -72,10 +78,11 @@ def run_slice(load_benchmark, monkeypatch, tmp_path):
 
     def run_slice(name, *arguments):
         kit = load_benchmark("gpu_kit")
-        words = [kit.__file__, name, "--out", tmp_path, *arguments]
-        monkeypatch.setattr(sys, "argv", list(map(str, words)))
-        kit.main()
-        return json.loads((tmp_path / f"{name}.json").read_text())
+        words = [kit.__file__, name, "--out", tmp_path / "kit", *arguments]
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "argv", list(map(str, words)))
+            kit.main()
+        return json.loads((tmp_path / "kit" / f"{name}.json").read_text())
 
     return run_slice
 
@@ -92,24 +99,61 @@ def real_model(tmp_path):
 
 
 @pytest.mark.full
-def test_a_model_that_was_trained_on_tasks_ends_its_texts(run_slice, real_model, load_benchmark, monkeypatch):
+def test_a_model_is_trained_on_tasks_in_several_calls_and_ends_its_texts(
+    run_slice, real_model, load_benchmark, monkeypatch, tmp_path
+):
     """Also where the tokenizer has another end than generate()."""
     training = load_benchmark("task_training")
     monkeypatch.setattr(training, "training_example", lambda *_: QUESTION)
     monkeypatch.setattr(training, "held_out", lambda number: number * [QUESTION])
     monkeypatch.setattr(training, "check", lambda example, text: text == example.answer)
     monkeypatch.setattr(training, "MAX_NEW_TOKENS", 12)
-    monkeypatch.setattr(training.UntilTheEnd, "factor", lambda self, step: 1.0)
+    monkeypatch.setattr(training.UntilTheEnd, "factor", lambda self, step: min(1.0, (step + 1) / 20))
     folder = real_model[3]
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<|im_start|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(training.Progress, "is_over", lambda self: self.before["steps"] >= 80)
     few = ["--samples", 400, "--steps", 40, "--row-tokens", 256, "--rows-per-step", 2, "--rank", 8, "--questions", 2]
-    report = run_slice("tasks", *real_model, *few, "--learning-rate", 0.03)
-    results = report["results"]
+    few += [*real_model, "--learning-rate", 0.015]
+    begun = run_slice("tasks", *few)["results"]
+    assert begun["training"]["steps"] == 40 and begun["before, verified"]["right"] == 0
+    assert not any("after" in name for name in begun)
+
+    results = run_slice("tasks", *few)["results"]
+    trained = results["training"]
     assert results["after, autoregressive"]["right"] == results["after, verified"]["right"] == 2
     assert results["after, autoregressive"]["tokens"] == 4, "the answer and its end"
-    assert results["training"]["losses"][-1]["loss"] < results["training"]["losses"][0]["loss"]
+    assert (trained["steps"], trained["calls"], trained["losses"][-1]["step"]) == (80, 2, 80)
+    losses = [entry["loss"] for entry in trained["losses"]]
+    assert losses[-1] < losses[len(losses) // 2] < losses[0], "the second call went on from the first"
     assert "| streaming 0.05 |  |  | 2 |" in training.table(results)
+    monkeypatch.setattr(training, "load_model", None)  # nothing is trained or answered again
+    assert run_slice("tasks", *few)["results"] == results
+    shutil.rmtree(tmp_path / "kit" / "adapter")
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match="adapter is missing, from which .*tasks.json goes on"):
+        run_slice("tasks", *few)
+
+
+@pytest.mark.full
+def test_a_training_that_is_killed_goes_on_from_its_last_save(run_slice, real_model, load_benchmark, monkeypatch):
+    training, saved = load_benchmark("task_training"), []
+    save = training.save_adapter
+
+    def killed(model, folder):
+        save(model, folder)
+        saved.append(folder)
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr(training, "BEFORE", ())
+    few = ["--samples", 8, "--steps", 4, "--row-tokens", 256, "--rank", 2, "--questions", 1, *real_model]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(training, "save_adapter", killed)
+        run_slice("tasks", *few)
+    trained = run_slice("tasks", *few)["results"]["training"]
+    assert (trained["steps"], trained["calls"]) == (2 + 4, 2)
 
 
 @pytest.mark.full
@@ -121,10 +165,26 @@ def test_the_real_model_is_measured_by_the_kit(run_slice, real_model, load_bench
         return AutoModelForCausalLM.from_pretrained(tmp_path / "stock", dtype=dtype), None
 
     monkeypatch.setattr(wedlm, "load_gguf", load_gguf, raising=False)
-    report = run_slice("evidence", *real_model, "--answer-tokens", 3)
-    assert report["results"]["batches"] == {"measured": 2, "planned": 2} and report["new_tokens"] == 3
-    table = evidence.short_table(evidence.read_record(tmp_path / "evidence.json"))
-    assert f"| {evidence.FUSED_VERIFIED} |" in table and "| 3 of 3 |" in table
+    few = [*real_model, "--answer-tokens", 3, "--prompts", 2]
+    with pytest.raises(FileNotFoundError):
+        run_slice("evidence", *few, "--minutes", 0)
+    report = run_slice("evidence", *few)
+    assert report["results"]["batches"] == {"measured": 3, "planned": 3} and report["new_tokens"] == 3
+    record = evidence.read_record(tmp_path / "kit" / "evidence.json")
+    assert (record.cell(1)["prompts"], record.cell(8)["prompts"]) == (2, 2)
+    table = evidence.short_table(record)
+    assert f"| {evidence.FUSED_VERIFIED} |" in table and "| 4 of 4 |" in table
+
+
+@pytest.mark.full
+def test_the_kit_makes_the_real_model_where_it_is_not_there(run_slice, load_benchmark, monkeypatch, tmp_path):
+    kit, evidence, made = load_benchmark("gpu_kit"), load_benchmark("evidence_real"), []
+    monkeypatch.setattr(kit, "write_models", lambda *folders: made.append(folders))
+    monkeypatch.setattr(evidence, "main", lambda: None)
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "evidence.json").write_text("{}")
+    run_slice("evidence", "--stock", tmp_path / "stock", "--model", tmp_path / "stock-wedlm")
+    assert made == [(kit.PACKAGES, tmp_path / "stock")]
 
 
 @pytest.mark.full
@@ -133,12 +193,100 @@ def test_steps_are_measured_beside_the_memory_floor_and_once(run_slice, load_ben
     few = ["--shapes", "tiny", "--batch-sizes", 1, "--length", 24, "--new-tokens", 4, "--repeats", 1]
     results = run_slice("steps", *few)["results"]
     rows = {name: numbers for name, numbers in results.items() if "batch" in name}
-    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 11
+    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 16
     for name, row in rows.items():
         assert row["floor"] > 0 and row["times_floor"] == row["milliseconds"]["median"] / row["floor"]
         assert ("graphs" in row) == ("captured" in name)
     monkeypatch.setattr(kit, "per_step", None)  # nothing is measured again
     assert run_slice("steps", *few)["results"] == results
+
+
+@pytest.mark.full
+def test_what_fails_is_told_and_tried_again_and_the_slice_goes_on(run_slice, load_benchmark, monkeypatch):
+    kit = load_benchmark("gpu_kit")
+    few = ["--shapes", "tiny", "--batch-sizes", 1, "--length", 24, "--new-tokens", 4, "--repeats", 1]
+    ways_of, per_step, failures = (
+        kit.ways_of,
+        kit.per_step,
+        [ValueError("no number"), torch.OutOfMemoryError("CUDA out of memory")],
+    )
+
+    def failing(*arguments):
+        if failures:
+            raise failures.pop(0)
+        return per_step(*arguments)
+
+    monkeypatch.setattr(kit, "ways_of", lambda model: dict(list(ways_of(model).items())[:3]))
+    monkeypatch.setattr(kit, "per_step", failing)
+    results = run_slice("steps", *few)["results"]
+    assert results["tiny, batch 1, stock"] == {"failed": "ValueError: no number"}
+    table = kit.table(results)
+    assert "| tiny, batch 1, stock | ValueError: no number |" in table
+    assert f"| tiny, batch 1, {kit.CAPTURED} | out of memory |" in table
+    assert "floor" in results[f"tiny, batch 1, verified, {kit.SOME_QUERIES} queries"]
+    again = run_slice("steps", *few)["results"]
+    assert "floor" in again["tiny, batch 1, stock"]
+    again["tiny, batch 1, stock"] = results["tiny, batch 1, stock"]
+    assert again == results
+
+
+def test_a_slice_begins_nothing_when_its_minutes_are_over(run_slice):
+    with pytest.raises(FileNotFoundError):
+        run_slice("training", "--shapes", "tiny", "--minutes", 0)
+
+
+@pytest.mark.full
+def test_what_compiles_for_too_long_is_ended_with_all_that_it_started(load_benchmark, tmp_path):
+    common, file = load_benchmark("common"), tmp_path / "pid"
+    assert common.in_fresh_process(os.getpid, seconds=60) != os.getpid()
+    sleep = f"echo $$ > {file}; exec sleep 60"
+    assert common.in_fresh_process(subprocess.call, ["sh", "-c", sleep], seconds=4) is None
+    sleeping = [process.pid for process in psutil.process_iter(["status"]) if process.info["status"] != "zombie"]
+    assert int(file.read_text()) not in sleeping
+    kit = load_benchmark("gpu_kit")
+    assert kit.compiled_in_time("tiny", (1, 24, 4), 1, 0.01) == {"left_out": "not ready in 0 s"}
+
+
+@pytest.mark.full
+def test_the_trainer_is_measured(run_slice, load_benchmark):
+    few = ["--shapes", "tiny", "--training-lengths", 64, "--rank", 4, "--repeats", 1]
+    results = run_slice("training", *few)["results"]
+    peak = results.pop("flops_per_second")
+    names = [
+        f"tiny, {kind}, 64 tokens, {way}"
+        for kind in ("LoRA of rank 4", "whole")
+        for way in ("WeDLMTrainer", "Trainer")
+    ]
+    assert list(results) == names
+    for name, numbers in results.items():
+        seconds = numbers["seconds_per_step"]["median"]
+        assert numbers["tokens_per_second"]["median"] == pytest.approx(64 / seconds)
+        assert numbers["share_of_peak"] == pytest.approx(numbers["flops_per_step"] / seconds / peak)
+        assert numbers["queries"] == (128 if "WeDLM" in name else 64) and numbers["bytes"] > 0
+    assert load_benchmark("trainer_speed").table(results).count("\n") == 5
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_the_operations_of_a_training_step_are_those_that_torch_counts(load_benchmark, tmp_path, rank):
+    speed, length = load_benchmark("trainer_speed"), 24
+    trainer, model = speed.new_trainer(speed.CAUSAL, "tiny", rank, length, 1, str(tmp_path))
+    model.set_attn_implementation("eager")  # which computes the pairs that the mask hides, too
+    row = trainer.data_collator(list(trainer.train_dataset))
+    with FlopCounterMode(display=False) as counter:
+        model(**row).loss.backward()
+    assert speed.flops(model, not rank, length, length, length**2) == counter.get_total_flops()
+    ((queries, targets, pairs),) = speed.counts_of(trainer)
+    assert (queries, targets, pairs) == (length, length, length * (length + 1) / 2)
+
+
+def test_the_pairs_of_a_training_step_are_those_that_the_mask_shows(load_benchmark, tmp_path):
+    speed, length = load_benchmark("trainer_speed"), 48
+    trainer, _ = speed.new_trainer(speed.OURS, "tiny", 0, length, 1, str(tmp_path))
+    ((queries, targets, pairs),) = speed.counts_of(trainer)
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    index = torch.arange(queries)[None]
+    streams = StreamQueries(batch["sample_ids"], batch["stream_ids"], batch["block_ids"], index)
+    assert pairs == dense_mask(streams).sum() and targets == (batch["targets"] != NO_TARGET).sum()
 
 
 def test_launches_are_counted_when_the_graphs_are_there(load_benchmark, monkeypatch):
@@ -158,6 +306,25 @@ def test_launches_are_counted_when_the_graphs_are_there(load_benchmark, monkeypa
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     calls = {number: partial(call, number) for number in (4, 12)}
     assert kit.launches_per_step(calls) == {"launches": 1, "kernels": 0}
+
+
+def test_checks_go_on_where_they_were_stopped_and_are_made_again_if_they_failed(
+    run_slice, load_benchmark, monkeypatch
+):
+    module, made = load_benchmark("gpu_checks"), []
+
+    def check(questions):
+        made.append(1)
+        if len(made) == 1:
+            raise ValueError("no")
+        return "yes"
+
+    monkeypatch.setattr(module, "CHECKS", {"one": check, "two": check})
+    with pytest.raises(SystemExit, match="1 of 1 checks failed"):
+        run_slice("checks", "--only", "one")
+    results = run_slice("checks")["results"]
+    assert results == [{"check": name, "outcome": module.PASSED, "found": "yes"} for name in ("one", "two")]
+    assert run_slice("checks")["results"] == results and len(made) == 3
 
 
 @pytest.mark.slow

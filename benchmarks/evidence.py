@@ -1,4 +1,4 @@
-"""Writes docs/EVIDENCE.md and docs/figures.md from their templates here and the records of the benchmarks."""
+"""Writes EVIDENCE.md, figures.md and arithmetic.md of docs/ from their templates here and the benchmarks' records."""
 
 import json
 import os
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import ablations
+import arithmetic
 import evidence_real
 import gpu_checks
 import gpu_kit
@@ -143,12 +144,14 @@ def pages() -> dict[Path, str]:
     """The text of each page."""
     figures = {name.replace("-", "_"): figure(name) for name in ablations.FIGURES}
     goals = goals_table(recorded(DEMO_FOLDER / "report.json"))
-    template, of_figures = (
-        Path(__file__).with_name(f"{name}_template.md").read_text(encoding="utf-8") for name in ("evidence", "figures")
+    template, of_figures, of_arithmetic = (
+        Path(__file__).with_name(f"{name}_template.md").read_text(encoding="utf-8")
+        for name in ("evidence", "figures", "arithmetic")
     )
     return {
         DOCS / "EVIDENCE.md": template.format(real=real_model(), trained=trained_model(), gpu=gpu()),
         DOCS / "figures.md": of_figures.format(**figures, goals=goals),
+        DOCS / "arithmetic.md": of_arithmetic.format(**arithmetic.shown()),
     }
 
 

@@ -236,6 +236,9 @@ def steps(given: argparse.Namespace) -> None:
                 models[shape] = model, ways_of(model)
                 record.measure(f"{shape}, first token", first_token, *models[shape], given.length, seconds)
             measure_ways(record, given, shape, *models[shape], batch_size)
+    models.clear()
+    if DEVICE == "cuda":
+        measure_compiled(record, given)
     print(table(record.results))
 
 
@@ -262,40 +265,51 @@ def compiled_step(shape: str, fixed: tuple[int, int, int], repeats: int) -> dict
         return per_step(calls_of(model, STATIC, *fixed), repeats)
 
 
-def compiled_in_time(shape: str, fixed: tuple[int, int, int], repeats: int, seconds: float) -> dict[str, Any]:
+def compiled_in_time(
+    floor: float, shape: str, fixed: tuple[int, int, int], repeats: int, seconds: float
+) -> dict[str, Any]:
     measured = in_fresh_process(compiled_step, shape, fixed, repeats, seconds=seconds)
-    return {"left_out": f"not ready in {seconds:.0f} s"} if measured is None else measured
+    return {"left_out": f"not ready in {seconds:.0f} s"} if measured is None else beside(floor, measured)
+
+
+def measure_compiled(record: Record, given: argparse.Namespace) -> None:
+    """Lets torch compile, when everything else is measured and there is time."""
+    gc.collect()
+    torch.cuda.empty_cache()  # for the other process
+    for batch_size in given.batch_sizes:
+        for shape in given.shapes:
+            cell, fixed = f"{shape}, batch {batch_size}", (batch_size, given.length, given.new_tokens)
+            floor = record.results.get(f"{cell}, stock", {}).get("floor")
+            if floor and record.seconds_left() > given.compile_seconds:
+                arguments = (floor, shape, fixed, given.repeats, given.compile_seconds)
+                record.measure(f"{cell}, {COMPILED}", compiled_in_time, *arguments)
+
+
+def beside(floor: float, measured: dict[str, Any]) -> dict[str, Any]:
+    return measured | {"floor": floor, "times_floor": measured["milliseconds"]["median"] / floor}
 
 
 def measure_ways(
     record: Record, given: argparse.Namespace, shape: str, model: PreTrainedModel, ways: Ways, batch_size: int
 ) -> None:
-    """Measures each way at a batch size; then launches are counted, for one row only, and torch compiles last."""
+    """Measures each way at a batch size; launches are counted behind that, for one row only."""
     cell, fixed = f"{shape}, batch {batch_size}", (batch_size, given.length, given.new_tokens)
     floor = 1e3 * bytes_read(model, batch_size, given.length) / record.results["bytes_per_second"]
 
-    def beside_floor(measured: dict[str, Any]) -> dict[str, Any]:
-        if "left_out" in measured:
-            return measured
-        return measured | {"floor": floor, "times_floor": measured["milliseconds"]["median"] / floor}
-
     def step_of(which: PreTrainedModel, settings: dict[str, Any]) -> dict[str, Any]:
-        measured = beside_floor(per_step(calls_of(which, settings, *fixed), given.repeats))
+        measured = beside(floor, per_step(calls_of(which, settings, *fixed), given.repeats))
         is_captured = "cache_implementation" in settings and which in KEPT
         return measured | ({"graphs": len(KEPT[which].graphs)} if is_captured else {})
 
     for name, (which, settings) in ways.items():
         record.measure(f"{cell}, {name}", step_of, which, settings)
     for name, (which, settings) in ways.items():
-        if batch_size == 1 and DEVICE == "cuda":
+        is_counted = name == f"verified, {SOME_QUERIES} queries" or not name.startswith("verified")
+        if batch_size == 1 and DEVICE == "cuda" and is_counted:
             calls = calls_of(which, settings, 1, given.length, 16)
             record.measure(f"{cell}, {name}, launches", launches_per_step, calls)
     for which, _ in ways.values():
         KEPT.pop(which, None)
-    if DEVICE == "cuda" and record.seconds_left() > given.compile_seconds:
-        torch.cuda.empty_cache()  # for the other process
-        arguments = (shape, fixed, given.repeats, given.compile_seconds)
-        record.measure(f"{cell}, {COMPILED}", lambda: beside_floor(compiled_in_time(*arguments)))
 
 
 def told(counts: dict[str, float], name: str) -> str:

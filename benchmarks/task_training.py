@@ -268,8 +268,8 @@ def adapted(given: argparse.Namespace, arguments: WeDLMTrainingArguments, progre
     run = RunArguments(str(given.model), train_data=[], lora_r=given.rank, dtype="float32")
     model = load_model(run.model, run, arguments)
     if progress.before["calls"]:
-        for file in progress.folder.glob("adapter_model-*.safetensors"):
-            set_peft_model_state_dict(model, load_file(file))
+        parts = map(load_file, progress.folder.glob("adapter_model-*.safetensors"))
+        set_peft_model_state_dict(model, {name: weight for part in parts for name, weight in part.items()})
     return model
 
 

@@ -108,6 +108,7 @@ def test_a_model_is_trained_on_tasks_in_several_calls_and_ends_its_texts(
     monkeypatch.setattr(training, "held_out", lambda number: number * [QUESTION])
     monkeypatch.setattr(training, "check", lambda example, text: text == example.answer)
     monkeypatch.setattr(training, "MAX_NEW_TOKENS", 12)
+    monkeypatch.setattr(training, "FILE_BYTES", 4000)
     monkeypatch.setattr(training.UntilTheEnd, "factor", lambda self, step: min(1.0, (step + 1) / 20))
     folder = real_model[3]
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<|im_start|>"}
@@ -118,6 +119,7 @@ def test_a_model_is_trained_on_tasks_in_several_calls_and_ends_its_texts(
     begun = run_slice("tasks", *few)["results"]
     assert begun["training"]["steps"] == 40 and begun["before, verified"]["right"] == 0
     assert not any("after" in name for name in begun)
+    assert len(list((tmp_path / "kit" / "adapter").glob("*.safetensors"))) > 1
 
     results = run_slice("tasks", *few)["results"]
     trained = results["training"]

@@ -24,6 +24,7 @@ from examples.demo.example import Example
 from wedlm import convert_to_wedlm
 from wedlm.evaluation import sweep
 from wedlm.evaluation.decodings import BASELINE
+from wedlm.evaluation.provenance import device_name
 from wedlm.training.dual_stream import StreamQueries, dense_mask
 from wedlm.training.target_loss import NO_TARGET
 
@@ -121,11 +122,15 @@ def test_a_model_is_trained_on_tasks_in_several_calls_and_ends_its_texts(
     assert not any("after" in name for name in begun)
     assert len(list((tmp_path / "kit" / "adapter").glob("*.safetensors"))) > 1
 
+    record = json.loads((tmp_path / "kit" / "tasks.json").read_text())
+    record["device"], record["results"]["training"]["devices"] = "another", ["another"]
+    (tmp_path / "kit" / "tasks.json").write_text(json.dumps(record))
     results = run_slice("tasks", *few)["results"]
     trained = results["training"]
     assert results["after, autoregressive"]["right"] == results["after, verified"]["right"] == 2
     assert results["after, autoregressive"]["tokens"] == 4, "the answer and its end"
     assert (trained["steps"], trained["calls"], trained["losses"][-1]["step"]) == (80, 2, 80)
+    assert trained["devices"] == ["another", device_name("cpu")]
     losses = [entry["loss"] for entry in trained["losses"]]
     assert losses[-1] < losses[len(losses) // 2] < losses[0], "the second call went on from the first"
     assert "| streaming 0.05 |  |  | 2 |" in training.table(results)
@@ -190,7 +195,7 @@ def test_the_kit_makes_the_real_model_where_it_is_not_there(run_slice, load_benc
 
 
 @pytest.mark.full
-def test_steps_are_measured_beside_the_memory_floor_and_once(run_slice, load_benchmark, monkeypatch):
+def test_steps_are_measured_beside_the_memory_floor_and_once(run_slice, load_benchmark, monkeypatch, tmp_path):
     kit = load_benchmark("gpu_kit")
     few = ["--shapes", "tiny", "--batch-sizes", 1, "--length", 24, "--new-tokens", 4, "--repeats", 1]
     results = run_slice("steps", *few)["results"]
@@ -201,6 +206,9 @@ def test_steps_are_measured_beside_the_memory_floor_and_once(run_slice, load_ben
         assert ("graphs" in row) == ("captured" in name)
     monkeypatch.setattr(kit, "per_step", None)  # nothing is measured again
     assert run_slice("steps", *few)["results"] == results
+    file = tmp_path / "kit" / "steps.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "another"}))
+    assert "failed" in run_slice("steps", *few)["results"]["tiny, batch 1, stock"], "measured on this device"
 
 
 @pytest.mark.full
@@ -270,15 +278,20 @@ def test_the_trainer_is_measured(run_slice, load_benchmark):
     assert load_benchmark("trainer_speed").table(results).count("\n") == 5
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("rank", [0, 4])
-def test_the_operations_of_a_training_step_are_those_that_torch_counts(load_benchmark, tmp_path, rank):
+def test_the_operations_of_a_training_step_are_those_that_torch_counts(
+    load_benchmark, monkeypatch, tmp_path, rank, tied
+):
     speed, length = load_benchmark("trainer_speed"), 24
+    monkeypatch.setitem(load_benchmark("common").SHAPES["tiny"], "tie_word_embeddings", tied)
     trainer, model = speed.new_trainer(speed.CAUSAL, "tiny", rank, length, 1, str(tmp_path))
     model.set_attn_implementation("eager")  # which computes the pairs that the mask hides, too
     row = trainer.data_collator(list(trainer.train_dataset))
     with FlopCounterMode(display=False) as counter:
         model(**row).loss.backward()
-    assert speed.flops(model, not rank, length, length, length**2) == counter.get_total_flops()
+    of_head = 2 * length * 512 * 64 if rank and tied else 0  # its gradient, for which PEFT needs one row
+    assert speed.flops(model, not rank, length, length, length**2) + of_head == counter.get_total_flops()
     ((queries, targets, pairs),) = speed.counts_of(trainer)
     assert (queries, targets, pairs) == (length, length, length * (length + 1) / 2)
 

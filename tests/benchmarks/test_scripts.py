@@ -290,7 +290,7 @@ def test_the_operations_of_a_training_step_are_those_that_torch_counts(
     row = trainer.data_collator(list(trainer.train_dataset))
     with FlopCounterMode(display=False) as counter:
         model(**row).loss.backward()
-    of_head = 2 * length * 512 * 64 if rank and tied else 0  # its gradient, for which PEFT needs one row
+    of_head = 2 * length * 512 * 64 if rank and tied else 0  # its gradient, of which one row is needed
     assert speed.flops(model, not rank, length, length, length**2) + of_head == counter.get_total_flops()
     ((queries, targets, pairs),) = speed.counts_of(trainer)
     assert (queries, targets, pairs) == (length, length, length * (length + 1) / 2)

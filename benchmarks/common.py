@@ -102,7 +102,8 @@ def random_model(shape: str, dtype: torch.dtype) -> PreTrainedModel:
 def stock_model(model: PreTrainedModel) -> Qwen3ForCausalLM:
     """transformers' own class around the same weights, without a copy of them."""
     fields = model.config.to_dict()
-    config = Qwen3Config(**{name: fields[name] for name in Qwen3Config().to_dict() if name in fields})
+    names = Qwen3Config().to_dict().keys() & fields.keys() - {"model_type", "architectures"}
+    config = Qwen3Config(**{name: fields[name] for name in names})
     with torch.device("meta"):
         stock = Qwen3ForCausalLM._from_config(config, dtype=model.dtype)
     stock.load_state_dict(model.state_dict(), assign=True)

@@ -27,6 +27,7 @@ before. Nothing is looked up in the text, and drafts of random weights are not a
   --compile-seconds, with the making of the model
 - verified: this package's class with that many queries, ordinary steps
 - captured: the same with cache_implementation="static"; one query is a window of one slot, which has no drafts
+- stock, captured: verified decoding of transformers' own class
 - fused, captured: the same with wedlm.fuse()
 """
 
@@ -40,6 +41,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from common import (
@@ -69,6 +71,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 import wedlm
 from examples.real_model import write_models
 from wedlm.evaluation.timing import interleaved, timed
+from wedlm.generation import static_steps
 from wedlm.generation.static_steps import KEPT
 
 STATIC = {"cache_implementation": "static"}
@@ -155,7 +158,8 @@ def ways_of(model: PreTrainedModel) -> Ways:
     def verified(queries: int) -> dict[str, Any]:
         if queries == 2:  # verified, a window of one slot has one query, and one of two slots four
             return {"decoding": "streaming", "window_size": 1, "entropy_threshold": None}
-        return {"decoding": "verified", "window_size": max(1, queries // 2), "prompt_lookup_num_tokens": 0}
+        window = {"window_size": max(1, queries // 2), "query_cost": 0}
+        return {"decoding": "verified", "prompt_lookup_num_tokens": 0, **window}
 
     ordinary = {f"verified, {queries} queries": (model, verified(queries)) for queries in NUM_QUERIES}
     captured = {f"captured, {queries} queries": (model, verified(queries) | STATIC) for queries in NUM_QUERIES}
@@ -165,6 +169,8 @@ def ways_of(model: PreTrainedModel) -> Ways:
         CAPTURED: captured.pop(CAPTURED),
         some: ordinary.pop(some),
         **captured,
+        # (A window of a model without MASK has as many queries as slots.)
+        f"stock, {CAPTURED}": (stock, verified(2 * SOME_QUERIES) | STATIC | {"custom_generate": wedlm.verified}),
         "stock, static cache": (stock, STATIC | {"disable_compile": True}),
         f"fused, {CAPTURED}": (fused, verified(SOME_QUERIES) | STATIC),
         "fused, captured, 1 queries": (fused, verified(1) | STATIC),
@@ -175,15 +181,17 @@ def ways_of(model: PreTrainedModel) -> Ways:
 def generate(
     model: PreTrainedModel, settings: dict, tokens: torch.Tensor, new_tokens: int
 ) -> GenerateDecoderOnlyOutput:
-    return model.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        return_dict_in_generate=True,
-        pad_token_id=0,
-        **settings,
-    )
+    # Captured steps have all the queries of their window, needed or not.
+    with patch.object(static_steps, "power_of_two", lambda number: max(NUM_QUERIES)):
+        return model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            pad_token_id=0,
+            **settings,
+        )
 
 
 def forwards_of(output: GenerateDecoderOnlyOutput, new_tokens: int) -> int:
@@ -298,7 +306,7 @@ def measure_ways(
 
     def step_of(which: PreTrainedModel, settings: dict[str, Any]) -> dict[str, Any]:
         measured = beside(floor, per_step(calls_of(which, settings, *fixed), given.repeats))
-        is_captured = "cache_implementation" in settings and which in KEPT
+        is_captured = {"cache_implementation", "decoding"} <= settings.keys() and which in KEPT
         return measured | ({"graphs": len(KEPT[which].graphs)} if is_captured else {})
 
     for name, (which, settings) in ways.items():

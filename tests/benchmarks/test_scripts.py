@@ -200,7 +200,7 @@ def test_steps_are_measured_beside_the_memory_floor_and_once(run_slice, load_ben
     few = ["--shapes", "tiny", "--batch-sizes", 1, "--length", 24, "--new-tokens", 4, "--repeats", 1]
     results = run_slice("steps", *few)["results"]
     rows = {name: numbers for name, numbers in results.items() if "batch" in name}
-    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 16
+    assert list(rows)[0] == "tiny, batch 1, stock" and len(rows) == 17
     for name, row in rows.items():
         assert row["floor"] > 0 and row["times_floor"] == row["milliseconds"]["median"] / row["floor"]
         assert ("graphs" in row) == ("captured" in name)

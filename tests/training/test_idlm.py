@@ -1,5 +1,6 @@
 """I-DLM's objective for whole models: its loss beside a slow reference, runs, what they save, and what is refused."""
 
+import json
 import math
 import re
 
@@ -13,7 +14,7 @@ from trainer_runs import arguments, assert_same, samples, trained
 from training_runs import run
 from transformers import AutoModelForCausalLM
 
-from wedlm import WeDLMConfig, WeDLMTrainer
+from wedlm import WeDLMConfig, WeDLMTrainer, convert_to_autoregressive
 from wedlm.generation.model_kind import masks_shift
 from wedlm.training.draft_collator import IDLMCollator
 from wedlm.training.merge import merge_adapter
@@ -157,10 +158,15 @@ def test_a_balanced_run_with_dropout_resumes_exactly(tmp_path):
 
 
 def test_a_lora_on_a_stock_checkpoint_says_what_its_masks_predict(place, tmp_path):
-    out = run(place, tmp_path / "out", "lora", model=place / "qwen", objective="i-dlm", lora_r=4)
-    merge_adapter(str(out), tmp_path / "merged")
-    config = WeDLMConfig.from_pretrained(tmp_path / "merged")
-    assert (config.mask_shift, config.mask_trained) == (True, True)
+    """Also where the checkpoint was a WeDLM whose MASKs predicted something else."""
+    stock = place / "qwen"
+    for objective in ("i-dlm", "dual_stream"):
+        out = run(place, tmp_path / objective, "lora", model=stock, objective=objective, lora_r=4)
+        merge_adapter(str(out), tmp_path / f"{objective} merged")
+        config = WeDLMConfig.from_pretrained(tmp_path / f"{objective} merged")
+        assert (config.mask_shift, config.mask_trained) == (objective == "i-dlm", True)
+        stock = convert_to_autoregressive(tmp_path / f"{objective} merged", tmp_path / f"{objective} stock").folder
+    assert json.loads((tmp_path / "i-dlm stock" / "config.json").read_text())["wedlm"]["mask_shift"]
 
 
 @pytest.mark.parametrize(("shift", "objective"), [(False, "i-dlm"), (True, "dual_stream")])

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from tempfile import TemporaryDirectory
 
 import torch
-from common import DEVICE, earlier_results, markdown, new_parser
+from common import DEVICE, earlier_results, markdown, new_parser, stock_model
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 
+import wedlm
 from examples.demo.model import random_model
 from examples.demo.tasks import KINDS, batch_of, conversation, held_out_examples, messages_of
 from training import batch_of as random_batch
@@ -116,6 +117,35 @@ def captured_steps(questions: Questions) -> str:
     return "; ".join(found)
 
 
+def captured_stock(questions: Questions) -> str:
+    """Those of transformers' own class, as it is and fused; twice, since the second call has its graphs."""
+    needs_gpu()
+    found = []
+    for name in ("as it is", "fused"):
+        model = stock_model(demo())
+        model = wedlm.fuse(model) if name == "fused" else model
+        settings = {"custom_generate": wedlm.verified, "decoding": "verified"}
+        expected = questions.answers(model, **settings)
+        for _ in range(2):
+            said = same(questions.answers(model, **settings, **STATIC), expected)
+        found.append(f"{name}, {len(KEPT[model].graphs)} graphs: {said}")
+        wedlm.free_static_memory(model)
+    return "; ".join(found)
+
+
+def captured_forwards(questions: Questions) -> str:
+    """Forwards alone are captured where processors read the text, and in a running batch."""
+    needs_gpu()
+    model, found = demo(), []
+    for decoding in ("streaming", "verified"):
+        settings = {"decoding": decoding, "repetition_penalty": 1.1}
+        expected = questions.answers(model, **settings)
+        for _ in range(2):
+            said = same(questions.answers(model, **settings, **STATIC), expected)
+        found.append(f"{decoding}, {len(KEPT[model].forward.graphs)} graphs: {said}")
+    return "; ".join([*found, f"a running batch: {running_batch(questions, **STATIC)}"])
+
+
 def captured_sampling(questions: Questions) -> str:
     """With the same seed captured and ordinary steps draw the same text."""
     needs_gpu()
@@ -179,13 +209,14 @@ def four_bits(questions: Questions) -> str:
     return same(texts, expected, least=0.9)
 
 
-def running_batch(questions: Questions) -> str:
+def running_batch(questions: Questions, **settings) -> str:
     model, tokenizer = demo(), questions.tokenizer
     prompts = [
         tokenizer.apply_chat_template(example.messages[:1], add_generation_prompt=True)["input_ids"]
         for example in questions.examples
     ]
-    outputs = model.generate_batch(prompts, max_new_tokens=questions.new_tokens, do_sample=False, decoding="verified")
+    settings |= {"max_new_tokens": questions.new_tokens, "do_sample": False, "decoding": "verified"}
+    outputs = model.generate_batch(prompts, **settings)
     by_prompt = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
     texts = [tokenizer.decode(by_prompt[tuple(prompt)], skip_special_tokens=True) for prompt in prompts]
     return same(texts, questions.answers(model, one_by_one=True, decoding="verified"))
@@ -251,6 +282,8 @@ CHECKS: dict[str, Callable[[Questions], str]] = {
     "verified texts are the autoregressive ones, float32": verified_in_float32,
     "verified texts are the autoregressive ones, bfloat16": verified_in_bfloat16,
     "captured steps": captured_steps,
+    "captured steps of stock models": captured_stock,
+    "captured forwards": captured_forwards,
     "captured steps of sampled texts": captured_sampling,
     "flash-attn": flash_attention,
     "4-bit weights": four_bits,

@@ -379,6 +379,38 @@ def test_a_figure_of_decoding_goes_on_where_it_was_stopped(load_benchmark, monke
     assert json.loads((tmp_path / "ablation_threshold.json").read_text())["results"] == results
 
 
+@pytest.mark.full
+def test_trainings_on_a_task_are_compared_and_go_on(run, real_model, load_benchmark, monkeypatch, tmp_path):
+    comparison = load_benchmark("task_comparison")
+    monkeypatch.setattr(comparison, "MAX_NEW_TOKENS", 8)
+    monkeypatch.setattr(comparison, "check", lambda example, text: text.startswith("a"))
+    few = ["--steps", 8, "--samples", 12, "--row-tokens", 256, "--rows-per-step", 1, "--rank", 2, "--questions", 2]
+    few += ["--learning-rate", 0.02, "--low-rank-learning-rate", 0.05]
+    where = ["--stock", tmp_path / "stock", "--wedlm", tmp_path / "model", "--work", tmp_path / "work", "--no-bf16"]
+    words = ["task_comparison", *few, *where, "--kinds", "counting"]
+    results = run(*words)["results"]
+    assert list(results["trainings"]) == ["plain", "whole", "LoRA"]
+    of_plain = [name for name in results["answers"] if name.startswith("plain")]
+    assert of_plain == ["plain, autoregressive"] and len(results["answers"]) == 1 + 2 * len(comparison.DECODINGS)
+    for training in ("whole", "LoRA"):
+        verified = results["answers"][f"{training}, verified, window 16"]
+        assert verified["same_text_as_its_own_token_by_token"] == 1
+        assert f"| {training}, verified, window 16 |" in comparison.table(results["answers"])
+    losses = [[entry["loss"] for entry in log if "loss" in entry] for log in results["trainings"].values()]
+    assert all(len(each) == 8 and min(each[4:]) < each[0] for each in losses), losses
+    monkeypatch.setattr(comparison, "interleaved", None)  # nothing is trained or asked again
+    monkeypatch.setattr(comparison, "load_model", None)
+    assert run(*words)["results"] == results
+
+
+def test_samples_of_a_packed_row_are_apart_in_transformers_training(load_benchmark):
+    row = {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, 6, 7, -100, 9], "sample_lengths": [3, 2]}
+    batch = load_benchmark("task_comparison").one_sample_a_row([row, row])
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]] * 2
+    assert batch["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]] * 2
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]] * 2
+
+
 def test_a_newcomers_commands_run_in_a_clone(run, load_benchmark, monkeypatch, tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "Makefile").write_text("demo:\n\tmkdir .venv\nfails:\n\tfalse\ntest:\n\ttest -d .venv\n")

@@ -354,10 +354,15 @@ def test_the_checks_run_without_a_gpu(run, load_benchmark):
 
 @pytest.mark.slow
 def test_training_is_measured_on_equal_tokens(run):
-    cells = run("training", "--lengths", 256, "--repeats", 2)["results"]["rows"]
+    given = ("--lengths", 256, "--real-lengths", 64, "--real-dtypes", "autocast", "--repeats", 2)
+    results = run("training", *given)["results"]
+    cells, real = results["rows"], results["real"]["rows"]
     assert [cell["side"] for cell in cells] == ["plain", "dual_stream", "sdpa"]
     for cell in cells:
         assert cell["times_plain"] == cell["seconds_per_step"]["median"] / cells[0]["seconds_per_step"]["median"]
+    assert [cell["side"] for cell in real] == ["causal", "dual_stream", "i-dlm", "draft"]
+    for cell in real:
+        assert 0 < cell["seconds_of_products"]["median"] < cell["seconds_per_step"]["median"]
 
 
 @pytest.mark.full

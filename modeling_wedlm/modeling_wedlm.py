@@ -52,14 +52,7 @@ def dual_stream_attention(
         return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is None or isinstance(attention_mask, torch.Tensor):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-    def attention(query, key, value, mask):
-        # sdpa_attention_forward would copy the keys and values for each query head that shares them.
-        options = {"dropout_p": kwargs["dropout"], "scale": kwargs["scaling"], "enable_gqa": True}
-        parts = (query, key, value, mask)
-        return nn.functional.scaled_dot_product_attention(*parts, is_causal=mask is None, **options).transpose(1, 2)
-
-    return attention_mask(attention, query, key, value), None
+    return attention_mask(query, key, value, kwargs["scaling"]), None
 
 
 AttentionInterface.register("dual_stream", dual_stream_attention)

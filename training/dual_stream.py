@@ -1,8 +1,7 @@
 """The attention of dual-stream training: the rule which query sees which key, and masks and calls that follow it."""
 
 from bisect import bisect_left
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from itertools import accumulate, groupby, pairwise, product
 from operator import itemgetter
 from typing import NamedTuple
@@ -10,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedConfig
 
 from wedlm.generation.transformers_internals import attention_of
@@ -74,24 +72,20 @@ QUERIES_PER_GROUP = 128
 
 
 class Group(NamedTuple):
-    """Neighbouring blocks of the prediction stream of a sample, whose attention is one call."""
+    """Neighbouring queries of a row, whose attention is one call: a memory stream, or some blocks of a prediction."""
 
-    length: int  # of the group's queries
-    memory_length: int  # of the memory before its last block
-    # [queries, keys], True where the query sees the key. The keys are those of the memory from the group's first block
-    # to before its last one, and then the group's own. All queries of the group see the memory before that.
-    mask: torch.Tensor
+    queries: slice
+    keys: list[slice]
+    # [queries, keys], 0 where the query sees the key and -inf where not, for the last of the keys; all queries see the
+    # keys before these. None: the mask is causal.
+    bias: torch.Tensor | None
 
-
-class Sample(NamedTuple):
-    memory_length: int
-    prediction_length: int
-    groups: list[Group]
-
-
-# The backward recomputes all of a group's attention but the output of the kernel on a CPU, whose size is linear.
-SAVED_OPERATIONS = [torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
-RECOMPUTATION = partial(create_selective_checkpoint_contexts, SAVED_OPERATIONS)
+    def bias_of_all(self) -> torch.Tensor | None:
+        """Returns `[queries, keys]` with all keys."""
+        if self.bias is None:
+            return None
+        num_keys = sum(part.stop - part.start for part in self.keys)
+        return nn.functional.pad(self.bias, (num_keys - self.bias.shape[1], 0))
 
 
 class DecomposedAttention:
@@ -102,54 +96,86 @@ class DecomposedAttention:
     """
 
     def __init__(self, queries: StreamQueries):
-        self.batch = [find_samples(queries.at(row)) for row in range(len(queries.sample))]
+        self.rows = [find_groups(queries.at(row)) for row in range(len(queries.sample))]
 
-    def __call__(
-        self, attention: Callable, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        """Attends by several calls of `attention(query, key, value, mask)`, where a mask of None is the causal one.
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        """Returns `[batch, queries, heads, head_dim]` for tensors `[batch, heads, queries, head_dim]`.
 
-        Tensors are `[batch, heads, queries, head_dim]`, and outputs are `[batch, queries, heads, head_dim]`. The
-        output is zero at padding, which no other query sees.
+        Several query heads may share a head of keys and values. The output is zero at padding, which no other query
+        sees.
         """
-        outputs = []
-        for samples, *tensors in zip(self.batch, *(x.split(1) for x in (query, key, value)), strict=True):
-            lengths = [length for sample in samples for length in (sample.memory_length, sample.prediction_length)]
-            padding_length = query.shape[2] - sum(lengths)
-            *streams, padding = zip(*(x.split([*lengths, padding_length], dim=2) for x in tensors), strict=True)
-            parts = []
-            for sample, memory, prediction in zip(samples, streams[::2], streams[1::2], strict=True):
-                parts.append(attention(*memory, None))
-                parts += attend_groups(attention, sample, memory, prediction)
-            padding_query, _, padding_value = padding
-            parts.append(torch.zeros_like(padding_query, dtype=padding_value.dtype).transpose(1, 2))
-            outputs.append(torch.cat(parts, dim=1))
-        return torch.cat(outputs)
+        if torch.is_autocast_enabled(query.device.type):  # which does not know the operators of the groups
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = (each.to(dtype) for each in (query, key, value))
+        return AttentionOfGroups.apply(query, key, value, scale, self.rows)
 
 
-def attend_groups(attention: Callable, sample: Sample, memory: tuple, prediction: tuple) -> list[torch.Tensor]:
-    """Attends group by group; `memory` and `prediction` are the query, key and value of the sample's two streams."""
-    bounds = [0, *(group.memory_length for group in sample.groups), sample.memory_length]
-    pieces = [stop - start for start, stop in pairwise(bounds)]  # a group sees all pieces up to its own
-    memory_keys, memory_values = (x.split(pieces, dim=2) for x in memory[1:])
-    queries, keys, values = (x.split([group.length for group in sample.groups], dim=2) for x in prediction)
-    outputs = []
-    for i, group in enumerate(sample.groups):
-        group_keys, group_values = [*memory_keys[: i + 1], keys[i]], [*memory_values[: i + 1], values[i]]
-        # The keys that the groups concatenate have quadratic size together; the backward concatenates them again.
-        parts = (queries[i], group_keys, group_values)
-        outputs.append(
-            checkpoint(attend_group, attention, group.mask, *parts, use_reentrant=False, context_fn=RECOMPUTATION)
+class AttentionOfGroups(torch.autograd.Function):
+    """The attention of all groups, by torch's kernel for CPUs. It keeps nothing but its inputs and its output.
+
+    As a function of its own it concatenates the keys of a group, whose size is quadratic together, for one call at a
+    time, and adds the gradients of its parts up in one place.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, scale, rows):
+        output = torch.zeros_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        # The logarithms of the sums of the exponentials of scores.
+        sums = torch.zeros_like(
+            output[..., 0], dtype=torch.float64 if output.dtype == torch.float64 else torch.float32
         )
-    return outputs
+        for row, group in groups_of(rows):
+            queries, keys = query[row, :, group.queries], keys_of(group, key[row], value[row])
+            output[row, :, group.queries], sums[row, :, group.queries] = KERNEL(
+                queries, *keys, 0.0, group.bias is None, attn_mask=group.bias_of_all(), scale=scale
+            )
+        ctx.save_for_backward(query, key, value, output, sums)
+        ctx.scale, ctx.rows = scale, rows
+        return output.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, of_output):
+        # In float32 the kernel takes half the time that it takes in bfloat16, and rounds less.
+        dtype = torch.promote_types(of_output.dtype, torch.float32)
+        *tensors, sums = ctx.saved_tensors
+        query, key, value, output, of_output = (each.to(dtype) for each in (*tensors, of_output.transpose(1, 2)))
+        gradients = [torch.zeros_like(each) for each in (query, key, value)]
+        for row, group in groups_of(ctx.rows):
+            queries, keys = query[row, :, group.queries], keys_of(group, key[row], value[row])
+            of_queries, *of_keys = BACKWARD_OF_KERNEL(
+                of_output[row, :, group.queries],
+                queries,
+                *keys,
+                output[row, :, group.queries],
+                sums[row, :, group.queries],
+                0.0,
+                group.bias is None,
+                attn_mask=group.bias_of_all(),
+                scale=ctx.scale,
+            )
+            gradients[0][row, :, group.queries] = of_queries
+            lengths = [part.stop - part.start for part in group.keys]
+            for gradient, of_group in zip(gradients[1:], of_keys, strict=True):
+                for part, of_part in zip(group.keys, of_group.split(lengths, dim=2), strict=True):
+                    gradient[row, :, part] += of_part
+        return *(each.to(tensor.dtype) for each, tensor in zip(gradients, tensors, strict=False)), None, None
 
 
-def attend_group(
-    attention: Callable, mask: torch.Tensor, query: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
-) -> torch.Tensor:
-    key, value = torch.cat(keys, dim=2), torch.cat(values, dim=2)
-    mask = nn.functional.pad(mask, (key.shape[2] - mask.shape[1], 0), value=True)  # [queries, keys]
-    return attention(query, key, value, mask[None, None].to(query.device))
+KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+BACKWARD_OF_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def groups_of(rows: list[list[Group]]) -> Iterator[tuple[slice, Group]]:
+    """Yields each group with its row of the batch."""
+    for row, groups in enumerate(rows):
+        for group in groups:
+            yield slice(row, row + 1), group
+
+
+def keys_of(group: Group, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Returns those of the keys and of the values that the group sees."""
+    parts = [[tensor[:, :, part] for part in group.keys] for tensor in tensors]
+    return [torch.cat(each, dim=2) if len(each) > 1 else each[0] for each in parts]
 
 
 class Stream(NamedTuple):
@@ -161,10 +187,10 @@ class Stream(NamedTuple):
     lengths: list[int]
 
 
-def find_samples(queries: StreamQueries) -> list[Sample]:
-    """Returns the samples of one row of the batch; the numbers of its queries are `[queries]`."""
+def find_groups(queries: StreamQueries) -> list[Group]:
+    """Returns the groups of one row of the batch; the numbers of its queries are `[queries]`."""
     ids, lengths = torch.stack(queries[:3], dim=1).unique_consecutive(dim=0, return_counts=True)
-    runs = zip(*ids.T.tolist(), lengths.tolist(), strict=True)  # waits for the device, the only time
+    runs = zip(*ids.T.tolist(), lengths.tolist(), strict=True)
     streams = [
         Stream(*sample_and_stream, *zip(*((block, length) for *_, block, length in runs_of_stream), strict=True))
         for sample_and_stream, runs_of_stream in groupby(runs, key=itemgetter(0, 1))
@@ -172,14 +198,16 @@ def find_samples(queries: StreamQueries) -> list[Sample]:
     if (streams[-1].sample, streams[-1].stream) == (PADDING, MEMORY):
         streams.pop()
     check_order(streams)
-    predictions = {stream.sample: stream for stream in streams if stream.stream == PREDICTION}
-    samples, start = [], 0
-    for memory in (stream for stream in streams if stream.stream == MEMORY):
-        prediction = predictions.get(memory.sample, Stream(memory.sample, PREDICTION, [], []))  # without a MASK
-        groups = find_groups(queries, start, memory, prediction)
-        samples.append(Sample(sum(memory.lengths), sum(prediction.lengths), groups))
-        start += sum(memory.lengths) + sum(prediction.lengths)
-    return samples
+    groups, start = [], 0
+    for stream in streams:
+        own = slice(start, start + sum(stream.lengths))
+        if stream.stream == MEMORY:
+            memory, memory_start = stream, start
+            groups.append(Group(own, [own], None))
+        else:
+            groups += groups_of_prediction(queries, memory_start, memory, start, stream)
+        start = own.stop
+    return groups
 
 
 def check_order(streams: list[Stream]) -> None:
@@ -195,20 +223,27 @@ def check_order(streams: list[Stream]) -> None:
         )
 
 
-def find_groups(queries: StreamQueries, start: int, memory: Stream, prediction: Stream) -> list[Group]:
-    """Returns the groups of the sample whose memory begins at the index `start`."""
+def groups_of_prediction(
+    queries: StreamQueries, memory_start: int, memory: Stream, start: int, prediction: Stream
+) -> list[Group]:
+    """Returns the groups of the prediction stream that begins at the index `start`."""
     memory_bounds, first_queries = ([0, *accumulate(stream.lengths)] for stream in (memory, prediction))
-    groups, group_start = [], start + memory_bounds[-1]
+    groups = []
     for _, neighbours in groupby(range(len(prediction.blocks)), key=lambda i: first_queries[i] // QUERIES_PER_GROUP):
         first, *others = neighbours
         last = others[-1] if others else first
-        length = first_queries[last + 1] - first_queries[first]
-        seen_by_all = memory_bounds[bisect_left(memory.blocks, prediction.blocks[first])]
-        seen_by_some = memory_bounds[bisect_left(memory.blocks, prediction.blocks[last])]
-        own, masked_memory = slice(group_start, group_start + length), slice(start + seen_by_all, start + seen_by_some)
+        seen_by_all, seen_by_some = (
+            memory_start + memory_bounds[bisect_left(memory.blocks, prediction.blocks[block])]
+            for block in (first, last)
+        )
+        own, masked_memory = (
+            slice(start + first_queries[first], start + first_queries[last + 1]),
+            slice(seen_by_all, seen_by_some),
+        )
         keys = StreamQueries(*(torch.cat([numbers[masked_memory], numbers[own]]) for numbers in queries))
-        groups.append(Group(length, seen_by_some, sees(queries.at(own).at(..., None), keys)))
-        group_start += length
+        is_seen = sees(queries.at(own).at(..., None), keys)
+        bias = torch.zeros_like(is_seen, dtype=torch.float32).masked_fill_(~is_seen, -torch.inf)
+        groups.append(Group(own, [slice(memory_start, seen_by_some), own], bias))
     return groups
 
 
@@ -216,11 +251,12 @@ def find_groups(queries: StreamQueries, start: int, memory: Stream, prediction: 
 
 
 Mask = torch.Tensor | BlockMask | DecomposedAttention
+MASKS_OF_DEVICES: dict[str, Callable[[StreamQueries], Mask]] = {"cuda": block_mask, "cpu": DecomposedAttention}
 MASKS: dict[str, Callable[[StreamQueries], Mask]] = {  # by attn_implementation
     "sdpa": dense_mask,
     "eager": dense_mask,
     "flex_attention": block_mask,
-    "dual_stream": lambda queries: block_mask(queries) if queries.sample.is_cuda else DecomposedAttention(queries),
+    "dual_stream": lambda queries: MASKS_OF_DEVICES.get(queries.sample.device.type, dense_mask)(queries),
 }
 
 
@@ -239,4 +275,7 @@ def dual_stream_mask(
             'call model.set_attn_implementation("dual_stream").'
         )
     index = torch.arange(sample_ids.shape[1], device=sample_ids.device).expand_as(sample_ids)
-    return MASKS[attention_of(config)](StreamQueries(sample_ids, stream_ids, block_ids, index))
+    queries = StreamQueries(sample_ids, stream_ids, block_ids, index)
+    if config.attention_dropout and sample_ids.device.type == "cpu":  # torch's kernel for CPUs has no dropout
+        return dense_mask(queries)
+    return MASKS[attention_of(config)](queries)

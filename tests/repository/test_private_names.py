@@ -37,8 +37,11 @@ ELSEWHERE = {
         "_reverse_config_mapping": "the model_type of a config class",
     },
     "training/dual_stream.py": {
-        "_scaled_dot_product_flash_attention_for_cpu": "the name of torch's operator, for selective checkpointing",
+        "_scaled_dot_product_flash_attention_for_cpu": "torch's kernel, which the public function calls too",
+        "_scaled_dot_product_flash_attention_for_cpu_backward": "its backward, for the gradient of several calls",
+        "_backward_cls": "torch gives it to every autograd.Function",
     },
+    "training/target_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
     "training/draft_loss.py": {"_backward_cls": "torch gives it to every autograd.Function"},
     "training/draft_lora.py": {
         "_create_and_replace": "PEFT's LoraModel makes each layer in it",

@@ -224,7 +224,7 @@ def test_decomposed_attention_equals_dense_attention(layout, block_size):
     for attention in (DecomposedAttention(queries), None):
         query, key, value = (x.clone().transpose(1, 2).requires_grad_() for x in tensors[:3])
         if attention is not None:
-            output = attention(plain_attention, query, key, value)
+            output = attention(query, key, value, query.shape[-1] ** -0.5)
         else:
             output = plain_attention(query, key, value, dense_mask(queries))
         output = output * (queries.sample != PADDING)[..., None, None]
@@ -239,6 +239,18 @@ def plain_attention(query, key, value, mask):
 
 
 # --- The forms agree ---
+
+
+def test_dropout_takes_the_dense_mask():
+    """The kernel of the groups has none."""
+    config = AutoConfig.from_pretrained(CHECKPOINTS / "q3", attn_implementation="dual_stream", attention_dropout=0.5)
+    losses = []
+    for attention in ("dual_stream", "sdpa"):
+        torch.manual_seed(0)
+        model = WeDLMForCausalLM(config).train()
+        model.set_attn_implementation(attention)
+        losses.append(total(model, batch_of([[33, 12]])))
+    assert losses[0] == losses[1] != total(model.eval(), batch_of([[33, 12]]))
 
 
 def test_autocast():
@@ -334,8 +346,8 @@ def test_memory_is_linear_in_the_length():
     assert bytes_kept_for_backward(1024) < 2.05 * bytes_kept_for_backward(512)
     masks = []
     for length in (512, 1024):
-        ((sample,),) = DecomposedAttention(queries_of(batch_of([[length]], block_size=32))).batch
-        masks.append(sum(group.mask.numel() for group in sample.groups))
+        (groups,) = DecomposedAttention(queries_of(batch_of([[length]], block_size=32))).rows
+        masks.append(sum(group.bias.numel() for group in groups if group.bias is not None))
     assert masks[1] == 2 * masks[0]
 
 

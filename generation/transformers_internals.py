@@ -159,6 +159,13 @@ def waits_for_other_ranks(model):
     return is_sharded and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
+def has_weights_elsewhere(module):
+    """Whether autograd has to see a call of the module itself: FSDP and ZeRO-3 gather its weights for each call, and a
+    replica of DataParallel holds copies that parameters() does not list."""
+    is_gathered = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(module)
+    return is_gathered or getattr(module, "_is_replica", False)
+
+
 def keeps_state(model):
     """Whether a model keeps a state besides its cache, which cannot be taken back, as recurrent models do."""
     return getattr(model, "_is_stateful", False)

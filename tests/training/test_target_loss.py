@@ -28,20 +28,79 @@ def gradients(model):
     return {name: weight.grad for name, weight in model.named_parameters()}
 
 
-@pytest.mark.parametrize("queries_per_chunk", [3, 1024])
-def test_loss_and_gradients_are_those_of_all_logits(checkpoint, monkeypatch, queries_per_chunk):
+@pytest.mark.parametrize(("queries_per_chunk", "at_a_time"), [(3, 2), (1024, 16)])
+def test_loss_and_gradients_are_those_of_all_logits(checkpoint, monkeypatch, queries_per_chunk, at_a_time):
     monkeypatch.setattr(target_loss, "QUERIES_PER_CHUNK", queries_per_chunk)
-    model, other = load(checkpoint).train(), load(checkpoint).train()
+    monkeypatch.setattr(target_loss, "QUERIES_AT_A_TIME", at_a_time)
+    model, other = load(checkpoint).double().train(), load(checkpoint).double().train()
     output = model(**inputs())
     loss, losses = slow_loss(other, **inputs())
-    torch.testing.assert_close(output.loss, loss)
-    torch.testing.assert_close(output.target_losses, losses, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.loss, loss.float(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(output.target_losses, losses, atol=1e-6, rtol=1e-6)
     assert not output.target_losses.requires_grad and output.logits is None
     predicted = other(input_ids=inputs()["input_ids"]).logits.argmax(-1)
     assert torch.equal(output.target_hits, predicted == inputs()["targets"])
     output.loss.backward()
     loss.backward()
-    torch.testing.assert_close(gradients(model), gradients(other), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradients(model), gradients(other), atol=1e-6, rtol=1e-6)
+
+
+class Capped(torch.nn.Module):
+    """A head that is no plain layer, whose adapter alone trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.down, self.up = (torch.nn.Linear(a, b, bias=False) for a, b in ((6, 11), (6, 2), (2, 11)))
+        self.layer.requires_grad_(False)
+
+    def forward(self, hidden_states):
+        return 3 * torch.tanh(self.layer(hidden_states) + self.up(self.down(hidden_states)))
+
+
+TARGETS = torch.tensor([[3, -100, 0, 10, 3], [-100, 7, 7, 2, -100]])
+HEADS = {"trained": lambda: torch.nn.Linear(6, 11), "adapter": Capped}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_gradients_of_any_head_are_those_of_the_formula(head, monkeypatch):
+    monkeypatch.setattr(target_loss, "QUERIES_PER_CHUNK", 3)
+    torch.manual_seed(0)
+    head, hidden_states, weights = HEADS[head](), torch.randn(2, 5, 6, requires_grad=True), torch.rand(2, 5)
+    trained = [hidden_states, *(weight for weight in head.parameters() if weight.requires_grad)]
+    loss, losses, hits = target_loss.target_loss(head, hidden_states, TARGETS, weights)
+    got = torch.autograd.grad(3 * loss, trained)
+    logits = head.double()(hidden_states.double())
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten(), reduction="none").view(2, 5)
+    torch.testing.assert_close(losses, expected.detach().float(), atol=1e-6, rtol=1e-6)
+    assert torch.equal(hits, logits.argmax(-1) == TARGETS)
+    of_formula = torch.autograd.grad(3 * (weights * expected).sum(), trained)
+    for one, other in zip(got, of_formula, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6, check_dtype=False)
+
+
+def test_a_weight_at_a_query_without_a_target_counts_for_nothing():
+    head, hidden_states = torch.nn.Linear(6, 11), torch.randn(2, 5, 6)
+    losses = [target_loss.target_loss(head, hidden_states, TARGETS, torch.ones(2, 5) * of) for of in (1, TARGETS >= 0)]
+    assert torch.equal(losses[0][0], losses[1][0])
+    nothing = target_loss.target_loss(head, hidden_states, torch.full_like(TARGETS, -100), torch.ones(2, 5))
+    assert nothing[0] == 0 and not nothing[1].any() and not nothing[2].any()
+
+
+def test_gradients_of_float16_may_be_scaled():
+    """As GradScaler does: the slopes by the logits are too small for float16 without the scale."""
+    torch.manual_seed(0)
+    head, hidden_states = torch.nn.Linear(6, 11).half(), torch.randn(2, 5, 6, dtype=torch.float16, requires_grad=True)
+    loss, *_ = target_loss.target_loss(head, hidden_states, TARGETS, torch.full((2, 5), 1e-8))
+    (1e8 * loss).backward()
+    assert (hidden_states.grad[TARGETS >= 0] != 0).all()
+
+
+@torch.no_grad()
+def test_without_gradients_the_losses_are_the_same(model):
+    with torch.enable_grad():
+        expected = model(**inputs())
+    output = model(**inputs())
+    assert torch.equal(output.loss, expected.loss) and torch.equal(output.target_losses, expected.target_losses)
 
 
 def test_only_queries_with_a_target_reach_the_head(model, monkeypatch):

@@ -163,7 +163,7 @@ class MaskEmbedding(nn.Module, BaseTunerLayer):
 class ForMasks:
     """Makes a layer of PEFT skip its product where the input of the model holds no MASK.
 
-    Where the model does not train and one adapter is active, it calls fewer operations than PEFT's own forward.
+    Where one adapter is active, without dropout, it calls fewer operations than PEFT's own forward.
     """
 
     acts_on_masks = True  # for those who cannot import PEFT
@@ -172,6 +172,7 @@ class ForMasks:
     base_layer: nn.Module
     lora_A: Mapping[str, nn.Linear]  # a ModuleDict, as lora_B is
     lora_B: Mapping[str, nn.Linear]
+    lora_dropout: Mapping[str, nn.Module]
     scaling: dict[str, float]
     active_adapters: list[str]
     disable_adapters: bool
@@ -183,11 +184,14 @@ class ForMasks:
             return self.base_layer(hidden_states)
         name = self.active_adapters[0] if len(self.active_adapters) == 1 else None
         is_plain = name in self.lora_A and self.cast_input_dtype_enabled and not (args or kwargs)
-        if not is_plain or self.disable_adapters or self.training:
+        has_dropout = is_plain and self.training and not isinstance(self.lora_dropout[name], nn.Identity)
+        if not is_plain or self.disable_adapters or has_dropout:
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]  # that of the layer of PEFT
         down, up = self.lora_A[name], self.lora_B[name]
         output = self.base_layer(hidden_states)
-        product = up(down(hidden_states.to(down.weight.dtype)))
+        if not torch.is_autocast_enabled(hidden_states.device.type):  # which casts for each product
+            hidden_states = hidden_states.to(down.weight.dtype)
+        product = up(down(hidden_states))
         return output.add(product, alpha=self.scaling[name]).to(output.dtype)
 
     def __reduce_ex__(self, protocol):  # pickle and deepcopy cannot find the class by its name

@@ -59,6 +59,37 @@ AttentionInterface.register("dual_stream", dual_stream_attention)
 AttentionMaskInterface.register("dual_stream", sdpa_mask)
 
 
+class WeDLMRMSNorm(Qwen3RMSNorm):
+    """Qwen3's norm, which keeps only its input for the backward, in place of several tensors in float32."""
+
+    def forward(self, hidden_states):
+        needs_gradient = torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad)
+        if not needs_gradient or torch.compiler.is_compiling():
+            return super().forward(hidden_states)
+        return Norm.apply(hidden_states, self.weight, self.variance_epsilon)
+
+
+class Norm(torch.autograd.Function):
+    """`weight * x / sqrt(mean(x^2) + epsilon)`, with x in float32."""
+
+    @staticmethod
+    def forward(ctx, hidden_states, weight, epsilon):
+        x = hidden_states.float()
+        factor = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(hidden_states, weight, factor)
+        return weight * (x * factor).to(hidden_states.dtype)
+
+    @staticmethod
+    def backward(ctx, of_output):
+        hidden_states, weight, factor = ctx.saved_tensors
+        normal = hidden_states.float() * factor
+        of_weight = (of_output * normal).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        of_normal = of_output * weight.float()
+        means = (of_normal * normal).mean(-1, keepdim=True)
+        of_input = of_normal.sub_(normal.mul_(means)).mul_(factor).to(hidden_states.dtype)
+        return of_input, None if of_weight is None else of_weight.to(weight.dtype), None
+
+
 class WeDLMAttention(WithDrafts, Qwen3Attention):
     """The attention of Qwen3 or, by `attention_bias` and `qk_norm` of the config, of Qwen2.5 or Llama.
 
@@ -70,9 +101,8 @@ class WeDLMAttention(WithDrafts, Qwen3Attention):
         if config.attention_bias:
             # Qwen2.5 has biases on query, key and value alone. Qwen3's class would put one on the output as well.
             self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=False)
-        if not config.qk_norm:
-            self.q_norm = nn.Identity()
-            self.k_norm = nn.Identity()
+        norms = (WeDLMRMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in "qk")
+        self.q_norm, self.k_norm = norms
         self.drafts = nn.ModuleDict()
 
     @takes_cache
@@ -122,6 +152,8 @@ class WeDLMDecoderLayer(Qwen3DecoderLayer):
     def __init__(self, config: WeDLMConfig, layer_idx: int):
         super().__init__(config, layer_idx)
         self.self_attn = WeDLMAttention(config, layer_idx)
+        self.input_layernorm = WeDLMRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = WeDLMRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, hidden_states, *args, is_text=None, **kwargs):
         with drafts_outside(is_text):
@@ -173,7 +205,7 @@ class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         self.layers: Any = nn.ModuleList(WeDLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = WeDLMRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config=config)
         self.has_sliding_layers = "sliding_attention" in config.layer_types
         self.gradient_checkpointing = False

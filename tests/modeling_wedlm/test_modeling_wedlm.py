@@ -32,10 +32,11 @@ from transformers import (
     modeling_flash_attention_utils,
 )
 from transformers.integrations import flex_attention as transformers_flex
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from wedlm import WeDLMConfig, WeDLMForCausalLM, WeDLMModel
 from wedlm.generation.transformers_internals import CACHE
-from wedlm.modeling_wedlm.modeling_wedlm import packed_positions
+from wedlm.modeling_wedlm.modeling_wedlm import WeDLMRMSNorm, packed_positions
 
 PROMPT_LENGTH = 10
 WINDOW_POSITIONS = [10, 12, 15, 11, 13, 14]  # filled slots first, then the open ones
@@ -478,3 +479,33 @@ def test_inputs_are_ids_or_embeddings(model):
     for inputs in ({}, {"input_ids": input_ids, "inputs_embeds": model.model.embed_tokens(input_ids)}):
         with pytest.raises(ValueError, match="input_ids and inputs_embeds: got both or neither"):
             model(**inputs)
+
+
+# --- The norm ---
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16])
+def test_the_norm_and_its_gradients_are_those_of_qwen3(weights, inputs):
+    torch.manual_seed(0)
+    values, weight, of_output = 3 * torch.randn(2, 5, 3, 8), torch.randn(8), torch.randn(2, 5, 3, 8)
+    results = []
+    for kind in (WeDLMRMSNorm, Qwen3RMSNorm):
+        norm, hidden_states = kind(8, 1e-3).to(weights), values.to(inputs).requires_grad_()
+        norm.weight.data.copy_(weight)
+        output = norm(hidden_states)
+        with torch.no_grad():
+            assert torch.equal(norm(hidden_states), output)
+        output.backward(of_output.to(output.dtype))
+        results.append((output.detach(), hidden_states.grad, norm.weight.grad))
+    (output, *gradients), (expected, *expected_gradients) = results
+    assert torch.equal(output, expected)
+    tolerance = 1e-6 if weights == inputs == torch.float32 else 0.02
+    torch.testing.assert_close(gradients, expected_gradients, atol=tolerance, rtol=tolerance)
+
+
+def test_the_norm_keeps_nothing_but_its_input():
+    hidden_states, kept = torch.randn(2, 100, 64, requires_grad=True, dtype=torch.bfloat16), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        WeDLMRMSNorm(64).bfloat16()(hidden_states)
+    assert sorted(kept) == [64, 2 * 100, 2 * 100 * 64]

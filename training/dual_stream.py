@@ -80,12 +80,12 @@ class Group(NamedTuple):
     # keys before these. None: the mask is causal.
     bias: torch.Tensor | None
 
-    def bias_of_all(self) -> torch.Tensor | None:
-        """Returns `[queries, keys]` with all keys."""
+    def bias_of_all(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Returns `[queries, keys]` with all keys. The kernel takes numbers of another dtype for its own, unseen."""
         if self.bias is None:
             return None
         num_keys = sum(part.stop - part.start for part in self.keys)
-        return nn.functional.pad(self.bias, (num_keys - self.bias.shape[1], 0))
+        return nn.functional.pad(self.bias.to(dtype), (num_keys - self.bias.shape[1], 0))
 
 
 class DecomposedAttention:
@@ -127,7 +127,7 @@ class AttentionOfGroups(torch.autograd.Function):
         for row, group in groups_of(rows):
             queries, keys = query[row, :, group.queries], keys_of(group, key[row], value[row])
             output[row, :, group.queries], sums[row, :, group.queries] = KERNEL(
-                queries, *keys, 0.0, group.bias is None, attn_mask=group.bias_of_all(), scale=scale
+                queries, *keys, 0.0, group.bias is None, attn_mask=group.bias_of_all(queries.dtype), scale=scale
             )
         ctx.save_for_backward(query, key, value, output, sums)
         ctx.scale, ctx.rows = scale, rows
@@ -150,7 +150,7 @@ class AttentionOfGroups(torch.autograd.Function):
                 sums[row, :, group.queries],
                 0.0,
                 group.bias is None,
-                attn_mask=group.bias_of_all(),
+                attn_mask=group.bias_of_all(queries.dtype),
                 scale=ctx.scale,
             )
             gradients[0][row, :, group.queries] = of_queries

@@ -219,7 +219,7 @@ def test_block_mask_skips_what_nobody_sees():
 def test_decomposed_attention_equals_dense_attention(layout, block_size):
     queries = queries_of(batch_of(layout, block_size))
     shape = (*queries.sample.shape, 2, 4)
-    tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    tensors = [torch.randn(shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(4)]
     results = []
     for attention in (DecomposedAttention(queries), None):
         query, key, value = (x.clone().transpose(1, 2).requires_grad_() for x in tensors[:3])
@@ -230,7 +230,19 @@ def test_decomposed_attention_equals_dense_attention(layout, block_size):
         output = output * (queries.sample != PADDING)[..., None, None]
         output.backward(tensors[3])
         results.append([output.detach(), query.grad, key.grad, value.grad])
-    torch.testing.assert_close(*results, atol=1e-5, rtol=0)
+    torch.testing.assert_close(*results, atol=1e-9, rtol=0)
+
+
+def test_gradients_of_bfloat16_are_closer_to_those_of_float32_than_its_inputs():
+    queries = queries_of(batch_of([[150, 40]]))
+    tensors = [torch.randn(*queries.sample.shape, 4, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        query, key, value = inputs = [x.bfloat16().to(dtype).transpose(1, 2).requires_grad_() for x in tensors[:3]]
+        DecomposedAttention(queries)(query, key, value, 0.5).backward(tensors[3].bfloat16().to(dtype))
+        results.append([x.grad.float() for x in inputs])
+    for expected, got in zip(*results, strict=True):
+        assert (got - expected).norm() < 0.004 * expected.norm()
 
 
 def plain_attention(query, key, value, mask):

@@ -49,7 +49,10 @@ def test_other_tables_show_the_recorded_numbers(load_benchmark):
     page = (DOCS / "reference" / "vllm.md").read_text(encoding="utf-8")
     assert load_benchmark("vllm_speed").accepted_table(recorded("vllm_speed")["results"]) in page
     page = (DOCS / "reference" / "train.md").read_text(encoding="utf-8")
-    cells = {(cell["length"], cell["side"]): cell for cell in recorded("training")["results"]["rows"]}
+    report = recorded("training")
+    assert load_benchmark("training").real_table(report["results"]["real"]["rows"]) in page
+    assert f"python {report['command'].removeprefix('python ')}" in page
+    cells = {(cell["length"], cell["side"]): cell for cell in report["results"]["rows"]}
     for length in (512, 1024, 2048, 4096):
         plain, dual, dense = (cells[length, side] for side in ("plain", "dual_stream", "sdpa"))
         seconds = [f"{cell['seconds_per_step']['median']:.2f}" for cell in (plain, dual)]

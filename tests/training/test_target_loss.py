@@ -58,7 +58,19 @@ class Capped(torch.nn.Module):
 
 
 TARGETS = torch.tensor([[3, -100, 0, 10, 3], [-100, 7, 7, 2, -100]])
-HEADS = {"trained": lambda: torch.nn.Linear(6, 11), "adapter": Capped}
+
+
+def replica():
+    """As DataParallel makes them: its weights are copies, which are no parameters."""
+    head = torch.nn.Linear(6, 11)._replicate_for_data_parallel()
+    weights = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in (("weight", (11, 6)), ("bias", (11,)))}
+    head._parameters.clear()
+    for name, weight in weights.items():
+        head.__dict__[name] = weight
+    return head
+
+
+HEADS = {"trained": lambda: torch.nn.Linear(6, 11), "adapter": Capped, "replica": replica}
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -66,16 +78,17 @@ def test_gradients_of_any_head_are_those_of_the_formula(head, monkeypatch):
     monkeypatch.setattr(target_loss, "QUERIES_PER_CHUNK", 3)
     torch.manual_seed(0)
     head, hidden_states, weights = HEADS[head](), torch.randn(2, 5, 6, requires_grad=True), torch.rand(2, 5)
-    trained = [hidden_states, *(weight for weight in head.parameters() if weight.requires_grad)]
+    weights_of_head = [*head.parameters()] or [head.weight, head.bias]
+    trained = [hidden_states, *(weight for weight in weights_of_head if weight.requires_grad)]
     loss, losses, hits = target_loss.target_loss(head, hidden_states, TARGETS, weights)
     got = torch.autograd.grad(3 * loss, trained)
-    logits = head.double()(hidden_states.double())
+    logits = head(hidden_states)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten(), reduction="none").view(2, 5)
-    torch.testing.assert_close(losses, expected.detach().float(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(losses, expected.detach(), atol=1e-6, rtol=1e-6)
     assert torch.equal(hits, logits.argmax(-1) == TARGETS)
     of_formula = torch.autograd.grad(3 * (weights * expected).sum(), trained)
     for one, other in zip(got, of_formula, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6, check_dtype=False)
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
 
 
 def test_a_weight_at_a_query_without_a_target_counts_for_nothing():

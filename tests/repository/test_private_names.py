@@ -26,6 +26,7 @@ ELSEWHERE = {
     "generation/generation_wedlm.py": OF_GENERATE,
     "modeling_wedlm/modeling_wedlm.py": {
         **OF_GENERATE,
+        "_backward_cls": "torch gives it to every autograd.Function",
         "_init_weights": "gives weights that a checkpoint lacks their first values; those of draft adapters are zeros",
         "_no_split_modules": "every model class of transformers states it",
         "_can_record_outputs": "every model class of transformers states it",

@@ -64,13 +64,9 @@ class Call:
 
     @property
     def is_static(self) -> bool:
-        """Whether the cache is static, and forward passes have a few fixed shapes."""
-        return self.generation_config.cache_implementation == "static" and self.past_key_values is not None
-
-    @property
-    def has_whole_steps(self) -> bool:
-        """Whether nobody else takes part in static steps, as callbacks and other ranks do."""
-        return not self.has_callbacks and not self.synced_gpus
+        """Whether the cache is static, and forward passes have a few shapes. (With other ranks they are ordinary.)"""
+        asked = self.generation_config.cache_implementation == "static" and self.past_key_values is not None
+        return asked and not self.synced_gpus
 
     @property
     def returns_cache(self) -> bool:

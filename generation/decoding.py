@@ -84,7 +84,7 @@ class Decoding:
         self.take_static: Callable[[int, int], Tensor] | None = None
         if self.static is not None:
             self.cache: RowCache | None = self.static.cache
-            if not call.has_whole_steps:
+            if call.has_callbacks:
                 self.static.forward.renew(self.model)
                 self.forward = partial(self.static.forward, call.kind)
         elif call.past_key_values is not None:
@@ -112,7 +112,7 @@ class Decoding:
             self.draw_noise(read.num_committed, read.num_queries)
             self.drop_ended(read)
             width = max(1, *read.num_queries)
-            if self.static is None or not self.call.has_whole_steps:
+            if self.static is None or self.call.has_callbacks:
                 queries = self.strategy.queries(self.state, width, self.settings)
                 if self.cache is None:
                     queries = queries.behind(self.state.sequences.committed_text(self.longest))

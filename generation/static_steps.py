@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, logging
 
 from wedlm.generation.call import Call
-from wedlm.generation.model_kind import ModelKind
+from wedlm.generation.model_kind import ModelKind, text_config_of
 from wedlm.generation.row_cache import RowCache
 from wedlm.generation.sampling import SlotNoise
 from wedlm.generation.sequences import Queries, Settings, State
@@ -30,6 +31,9 @@ Step = Callable[[], Tensor]  # takes a step, and returns its status
 # The memory of static steps, which a model keeps from call to call until `free_static_memory(model)`. A call takes it
 # away and brings it back when it has succeeded, so that two threads never share it.
 KEPT: WeakKeyDictionary[PreTrainedModel, "StaticSteps"] = WeakKeyDictionary()
+
+MOST_GRAPHS = 64  # of a kept memory; where it needs more, it begins anew
+CAPTURING = Lock()  # since CUDA captures for one thread at a time
 
 
 def free_static_memory(model: PreTrainedModel) -> None:
@@ -67,6 +71,7 @@ class StaticSteps:
         """The steps that the model's last call left if this call fits into them, else new ones."""
         steps, asked_for = KEPT.pop(call.model, None), getattr(call.generation_config, "max_cache_len", None) or 0
         max_entries = max(call.max_entries, asked_for + 2 * call.window_size)
+        max_entries += power_of_two(2 * call.window_size) - 2 * call.window_size  # for queries that are rounded up
         if steps is None or not steps.fit(call, state, max_entries):
             num_slots, num_columns = state.room
             state = state.with_room(bucketed(num_slots + 1) - 1, bucketed(max(num_columns, asked_for)), settings.blank)
@@ -137,11 +142,12 @@ class CapturedForward:
     """
 
     def __init__(self) -> None:
-        self.graphs = Graphs()
+        self.graphs, self.captures = Graphs(), False
         self.model_state: Any = None
+        self.logits: dict[Any, Tensor] = {}  # by shape: graphs that each kept theirs could not share memory
 
     def __call__(self, kind: ModelKind, queries: Queries, cache: RowCache, valid_length: int) -> Tensor:
-        if queries.num_text is not None or not may_capture(kind.model):
+        if queries.num_text is not None or not self.captures:
             return kind.forward(queries, cache, valid_length)
         self.graphs.drop_unless((memory_of(cache), self.model_state))
         num_queries, num_predicted = queries.input_ids.shape[1], queries.logits_indices.shape[1]
@@ -156,15 +162,23 @@ class CapturedForward:
             own, cache.lengths, rest = cache.lengths, lengths, iter(values)
             buffers = Queries(*(None if each is None else next(rest) for each in given))
             try:
-                return kind.forward(buffers, cache, num_entries)
+                logits = kind.forward(buffers, cache, num_entries)
             finally:
                 cache.lengths = own
+            if (kind_of_logits := (logits.shape, logits.dtype)) not in self.logits:
+                self.logits[kind_of_logits] = torch.empty_like(logits)
+            return self.logits[kind_of_logits].copy_(logits)
 
         return self.graphs.run(shape, take, *values)[:, :num_predicted].clone()  # The next one overwrites it.
 
-    def renew(self, model: PreTrainedModel) -> None:
-        """Sees whether the model has changed, by which graphs would be wrong."""
-        self.model_state = state_of(model)
+    def renew(self, model: PreTrainedModel) -> bool:
+        """Sees what has changed about the model, by which graphs would be wrong, and says whether anything has."""
+        before, self.model_state, self.captures = self.model_state, state_of(model), may_capture(model)
+        return before != self.model_state
+
+    def free(self) -> None:
+        """Frees the memory of the graphs."""
+        self.graphs, self.logits = Graphs(), {}
 
 
 # --- Graphs ---
@@ -199,6 +213,8 @@ class Graphs:
             for buffer, value in zip(buffers, values, strict=True):
                 buffer.copy_(value)
             return replay()
+        if len(self.of_shape) >= MOST_GRAPHS:
+            self.of_shape = {}
         buffers = [value.clone() for value in values]
         with Waits() as waits:
             output = take(*buffers)
@@ -207,6 +223,8 @@ class Graphs:
                 raise RuntimeError(f"it waits for the device ({waits.seen[0]})")
             capture = CAPTURES[output.device.type]
             self.of_shape[shape] = buffers, capture(partial(take, *buffers), output.device, self.pool)
+        except torch.OutOfMemoryError:  # There may be enough another time.
+            pass
         except RuntimeError as error:
             self.of_shape[shape], reason = None, str(error).partition("\n")[0]
             logger.warning_once(
@@ -217,8 +235,10 @@ class Graphs:
 
 
 def memory_of(cache: RowCache) -> list[tuple[int, ...]]:
-    """Where the keys of a cache lie, whichever rows are in use."""
-    return [(layer.keys.untyped_storage().data_ptr(), *layer.keys.stride()) for layer in cache.layers]
+    """Where keys and values of a cache lie, whichever rows are in use."""
+    tensors = [states for layer in cache.layers for states in (layer.keys, layer.values)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return [(s.data_ptr(), s.nbytes(), *tensor.stride()) for s, tensor in zip(storages, tensors, strict=True)]
 
 
 def cuda_graph(step: Step, device: torch.device, pool: Any) -> Step:
@@ -226,7 +246,7 @@ def cuda_graph(step: Step, device: torch.device, pool: Any) -> Step:
     graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
     stream = capture_stream(device)
     try:
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with CAPTURING, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             status = step()
     except RuntimeError:  # torch leaves the stream and the generator as they are in a capture
         torch.cuda.set_stream(current)
@@ -269,7 +289,7 @@ def state_of(model: PreTrainedModel) -> tuple:
         for layer in model.modules()
         if hasattr(layer, "active_adapters") and not isinstance(layer, PreTrainedModel)
     ]
-    return weights, adapters, model.training, attention_of(model.config)
+    return weights, adapters, model.training, attention_of(text_config_of(model))
 
 
 def built_in_of(value: Any) -> Any:

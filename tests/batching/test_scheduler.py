@@ -44,8 +44,9 @@ class Favour(LogitsProcessor):
         return scores
 
 
-def request_of(tokens, seed=0, name="", model=MODEL, fixed_shapes=False, **settings):
-    return Request.from_settings(model, RequestState(name, tokens), None, {**SPECIAL, **settings}, seed, fixed_shapes)
+def request_of(tokens, seed=0, name="", model=MODEL, fixed_shapes=False, captures=False, **settings):
+    state, settings = RequestState(name, tokens), {**SPECIAL, **settings}
+    return Request.from_settings(model, state, None, settings, seed, fixed_shapes, captures)
 
 
 def alone(tokens, seed=0, model=MODEL, **settings):
@@ -86,7 +87,7 @@ def check(batch):
         assert batch.cache.budgets[request.cache_row] == request.budget
         assert request.budget.text >= request.num_committed and request.budget.queries >= request.num_queries
     assert batch.cache.num_tokens + batch.prefix_cache.num_tokens <= batch.max_cached_tokens
-    if not requests:
+    if not requests and batch.captured is None:
         assert batch.cache.layers == []
 
 
@@ -132,8 +133,8 @@ def drawn_requests(draw):
     return draw(prompts), draw(st.integers(0, 99)), settings
 
 
-def requests_from(drawn):
-    return [request_of(tokens, seed, **settings) for tokens, seed, settings in drawn]
+def requests_from(drawn, captures=False):
+    return [request_of(tokens, seed, captures=captures, **settings) for tokens, seed, settings in drawn]
 
 
 def assert_as_alone(drawn, got, cut_short):
@@ -146,13 +147,14 @@ def assert_as_alone(drawn, got, cut_short):
 @given(st.lists(drawn_requests(), min_size=1, max_size=5), st.data())
 @property_settings(45, deadline=None)
 def test_every_request_writes_what_it_writes_alone(drawn, data):
-    requests = requests_from(drawn)
+    captures = data.draw(st.booleans(), "captures")
+    requests = requests_from(drawn, captures)
     arrivals = [data.draw(st.integers(0, 12), "arrival") for _ in drawn]
     ends = [data.draw(st.one_of(st.none(), st.none(), st.integers(0, 20)), "end") for _ in drawn]
     cancelled = {i: end for i, end in enumerate(ends) if end is not None}
     most = max(sum(request.budget) for request in requests)
     room = data.draw(st.integers(most, 6 * most), "room")
-    captures, chunk_size = data.draw(st.booleans(), "captures"), data.draw(st.sampled_from([1, 7, 64]), "chunk")
+    chunk_size = data.draw(st.sampled_from([1, 7, 64]), "chunk")
     batch = Scheduler(MODEL, room, chunk_size, data.draw(st.booleans()), captures=captures)
     with captures_on_cpu():
         got, errors = run(batch, requests, arrivals, cancelled)
@@ -177,7 +179,7 @@ def test_requests_of_a_stock_model_share_forwards_and_write_what_transformers_wr
     ]
     ours = [{"window_size": 4}, {"query_cost": 0}, {}, {}, {"decoding": "autoregressive"}]
     requests = [
-        request_of(tokens, 5, model=model, max_new_tokens=16, **settings, **more)
+        request_of(tokens, 5, model=model, captures=captures, max_new_tokens=16, **settings, **more)
         for (tokens, settings), more in zip(drawn, ours, strict=True)
     ]
     with captures_on_cpu() as graphs:
@@ -187,6 +189,32 @@ def test_requests_of_a_stock_model_share_forwards_and_write_what_transformers_wr
     expected = [alone(tokens, 5, model, max_new_tokens=16, **settings) for tokens, settings in drawn]
     assert [got[i] for i in range(5)] == expected
     assert batch.counts.row_forwards > 1.5 * batch.counts.steps and batch.counts.found_tokens >= 29
+
+
+def test_requests_one_after_another_take_the_same_graphs():
+    """The memory of the cache stays where it is. Weights in another dtype take other memory."""
+    model = copy.deepcopy(MODEL)
+    batch, numbers = Scheduler(model, 3_000, 64, captures=True), []
+    with captures_on_cpu() as graphs:
+        for dtype in (torch.float64, torch.float64, torch.float64, torch.float32):
+            model.to(dtype)
+            got, errors = run(batch, [request_of(PROMPTS[0], model=model, captures=True, **VERIFIED)])
+            assert not errors and got[0] == alone(PROMPTS[0], model=model, **VERIFIED)
+            numbers.append(len(graphs))
+    assert 0 < numbers[0] == numbers[1] == numbers[2] < numbers[3]
+
+
+def test_graphs_go_before_a_request_fails(monkeypatch):
+    """Where memory is refused."""
+    batch = Scheduler(MODEL, 3_000, 64, use_prefix_cache=False, captures=True)
+    with captures_on_cpu():
+        batch.add(request_of(PROMPTS[0], captures=True, **VERIFIED))
+        for _ in range(4):
+            batch.step()
+        assert len(batch.captured.graphs) > 0
+        assert batch.evict(batch.cached_requests, MemoryError()) == [] and len(batch.captured.graphs) == 0
+        (failed,) = batch.evict(batch.cached_requests, MemoryError())
+        assert failed.has_ended and not batch.cached_requests
 
 
 @pytest.mark.parametrize("model", [MODEL, stock("Llama")], ids=["WeDLM", "stock"])

@@ -169,12 +169,13 @@ class BatchingManager(ContinuousBatchingManager):
         if request_id is None:
             request_id = f"req_{next(self.numbers)}"
         config, requests = generation_config or self.generation_config, []
+        shapes = self.fixed_shapes, self.captures
         for name in self.text_ids(request_id):
             state = RequestState(name, tokens, streaming=streaming, record_timestamps=record_timestamps)
             own_seed = seed if name == request_id else None
             if own_seed is None:
                 own_seed = torch.randint(2**63 - 1, (), generator=self.generator).item()
-            request = Request.from_settings(self.model, state, config, settings, own_seed, self.fixed_shapes)
+            request = Request.from_settings(self.model, state, config, settings, own_seed, *shapes)
             self.check_size(request)
             requests.append(request)
         return requests

@@ -95,14 +95,18 @@ class Request:
         settings: dict,
         seed: int,
         fixed_shapes: bool = False,
+        captures: bool = False,
     ) -> "Request":
         """Resolves settings as generate() resolves its arguments, and refuses what it would refuse.
 
-        With `fixed_shapes` the request shares no forward.
+        With `fixed_shapes` the request shares no forward; with `captures` its forwards have a power of two of queries.
         """
         call = resolve(model, state.initial_tokens, generation_config, settings)
         is_alone = fixed_shapes or call.has_callbacks or any(settings.get(name) for name in OBJECTS)
-        budget = CacheBudget(len(state.initial_tokens) + call.max_new_tokens, power_of_two(2 * call.window_size))
+        num_queries = 2 * call.window_size
+        budget = CacheBudget(
+            len(state.initial_tokens) + call.max_new_tokens, power_of_two(num_queries) if captures else num_queries
+        )
         return cls(state, call, seed, None if is_alone else settings_key(call), budget)
 
 

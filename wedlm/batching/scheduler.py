@@ -65,7 +65,8 @@ class Scheduler:
         self.use_prefix_cache, self.max_work_bytes = use_prefix_cache and not fixed_shapes, max_work_bytes
         self.fixed_shapes = fixed_shapes
         self.device = torch.device("cpu") if model.device.type == "meta" else model.device
-        self.cache, self.prefix_cache = SharedCache(self.device), PrefixCache()
+        self.cache, self.prefix_cache = SharedCache(self.device, self.captured is not None), PrefixCache()
+        self.is_model_known = False  # whether the graphs know what has changed about it
         self.groups: list[SettingsGroup] = []  # of the requests that decode
         # In order; with a group once the request has a row of the cache.
         self.prefilling: dict[Request, SettingsGroup | None] = {}
@@ -78,6 +79,10 @@ class Scheduler:
 
         While several prompts wait, decoding waits for as many prefills, up to MAX_PREFILLS.
         """
+        if self.captured is not None and not self.is_model_known:
+            self.is_model_known = True
+            if self.captured.renew(self.model) and self.cache.num_rows == 0:
+                self.cache.free()  # It may have another dtype now.
         outputs = self.prefill_or_fail(self.next_prefills()) if self.prefilling else []
         self.num_prefills += 1
         if self.groups and self.num_prefills >= min(len(self.prefilling), MAX_PREFILLS):
@@ -113,8 +118,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Takes a request that has room, by `can_admit`; the next steps prefill it."""
-        if self.captured is not None:
-            self.captured.renew(self.model)
+        self.is_model_known = False
         self.prefilling[request] = None
         self.prefix_cache.shrink(self.max_cached_tokens - self.num_tokens_with())
 
@@ -164,10 +168,12 @@ class Scheduler:
         return failed
 
     def evict(self, requests: list[Request], error: Exception) -> list[StepOutput]:
-        """Frees the memory of the prefix cache or, where it is empty, of the longest request, which fails."""
+        """Frees the memory of the prefix cache, of graphs or, without these, of the longest request, which fails."""
         failed = []
         if self.prefix_cache.texts:
             self.prefix_cache.shrink(0)
+        elif self.captured is not None and len(self.captured.graphs) > 0:
+            self.captured.free()
         else:
             longest = max(requests, key=lambda request: request.budget.text)
             self.remove([longest])
@@ -379,8 +385,7 @@ class Scheduler:
         self.prefix_cache.shrink(0)
         for request in self.cached_requests:
             request.is_reusable = False
-        if self.captured is not None:
-            self.captured.renew(self.model)
+        self.is_model_known = False
 
 
 def scores_bytes(model: PreTrainedModel, num_queries: int) -> int:

@@ -55,11 +55,12 @@ class SharedLayer(RowLayer):
 class SharedCache(RowCache):
     """A RowCache whose rows come and go. New rows are the last ones, and the last ones fill the gaps of removed rows.
 
-    A forward goes over the active rows; whoever runs it calls `activate` first.
+    A forward goes over the active rows; whoever runs it calls `activate` first. A static cache keeps its memory while
+    there are no rows.
     """
 
-    def __init__(self, device: torch.device):
-        super().__init__(0, 0, device)
+    def __init__(self, device: torch.device, is_static: bool = False):
+        super().__init__(0, 0, device, is_static=is_static)
         self.all_lengths = self.lengths
         self.budgets: list[CacheBudget] = []  # of each row
         self.size = 0, 0  # the rows and entries of the memory
@@ -135,12 +136,16 @@ class SharedCache(RowCache):
             for states in layer.memory:
                 for new, old in moved:
                     states[new, :, : lengths[old]] = states[old, :, : lengths[old]]
-        if not order:
-            self.layers, self.size = [], (0, 0)
+        if not order and not self.is_static:
+            self.free()
         self.set_lengths(self.all_lengths[order])
         self.budgets = [self.budgets[row] for row in order]
         self.activate()
         return order
+
+    def free(self) -> None:
+        """Frees the memory, when there are no rows."""
+        self.layers, self.size = [], (0, 0)
 
     def shrink_to_fit(self) -> None:
         """Keeps no more memory than the budgets of the rows."""

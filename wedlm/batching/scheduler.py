@@ -3,7 +3,7 @@
 import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 
 import torch
@@ -58,9 +58,8 @@ class Scheduler:
         fixed_shapes: bool = False,
         captures: bool = False,
     ):
-        self.model, kind = model, kind_of(model)
+        self.model, self.kind = model, kind_of(model)
         self.captured = CapturedForward() if captures and not fixed_shapes else None
-        self.forward = kind.forward if self.captured is None else partial(self.captured, kind)
         self.max_cached_tokens, self.chunk_size = max_cached_tokens, chunk_size
         self.use_prefix_cache, self.max_work_bytes = use_prefix_cache and not fixed_shapes, max_work_bytes
         self.fixed_shapes = fixed_shapes
@@ -89,6 +88,12 @@ class Scheduler:
             self.num_prefills = 0
             outputs += self.decode()
         return outputs
+
+    def forward(self, queries: Queries, valid_length: int) -> torch.Tensor:
+        """The logits of a forward pass over the active rows, which reads so many entries."""
+        if self.captured is None:
+            return self.kind.forward(queries, self.cache, valid_length)
+        return self.captured(self.kind, queries, self.cache, valid_length)
 
     # --- Admission ---
 
@@ -197,7 +202,7 @@ class Scheduler:
             all_queries = all_queries.behind(text)
         for group in groups:
             group.draw_noise()
-        logits = self.forward(all_queries, self.cache, longest + all_queries.input_ids.shape[1])
+        logits = self.forward(all_queries, longest + all_queries.input_ids.shape[1])
         num_kept = torch.zeros_like(self.cache.lengths) if text is None else text.lengths.clone()
         moved, statuses, outputs = [], [], []
         for group, own, rows in zip(groups, queries, all_rows, strict=True):
@@ -328,7 +333,7 @@ class Scheduler:
             request.num_committed = min(request.num_committed + self.chunk_size, request.prompt_length)
         self.cache.activate(requests[0].cache_row, requests[0].cache_row + len(requests))
         if requests[0].num_committed < requests[0].prompt_length:
-            self.forward(Queries.of_text(text), self.cache, longest + text.tokens.shape[1])
+            self.forward(Queries.of_text(text), longest + text.tokens.shape[1])
             self.cache.commit(text.lengths)
             return []
         groups = merged([self.prefilling[request] for request in requests])

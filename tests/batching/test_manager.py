@@ -162,7 +162,7 @@ def test_a_stock_model_writes_what_generate_writes_for_each_prompt(make):
 
 
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
-@pytest.mark.parametrize("asks", ["in the call", "in the config"])
+@pytest.mark.parametrize("asks", ["in the call", "in the config", "in the model's config, as for a server"])
 def test_forwards_are_captured_with_a_static_cache(decoding, asks):
     settings = {"max_new_tokens": 20, "eos_token_id": EOS, "pad_token_id": 0, "decoding": decoding}
     prompts = [[5, 6, 7] * 4, [9, 8], [5, 6, 7, 5, 3], [11] * 17]
@@ -174,8 +174,11 @@ def test_forwards_are_captured_with_a_static_cache(decoding, asks):
         assert not graphs
         if asks == "in the call":
             outputs = model.generate_batch(prompts, **settings, **static)
-        else:
+        elif asks == "in the config":
             outputs = model.generate_batch(prompts, GenerationConfig(**settings, **static))
+        else:
+            model.generation_config.cache_implementation = "static"
+            outputs = model.generate_batch(prompts, **settings)
         assert graphs and [output.generated_tokens for output in outputs.values()] == expected
 
 

@@ -177,8 +177,8 @@ class CapturedForward:
         return before != self.model_state
 
     def free(self) -> None:
-        """Frees the memory of the graphs."""
-        self.graphs, self.logits = Graphs(), {}
+        """Frees the memory of the graphs, and captures none before `renew`."""
+        self.graphs, self.logits, self.captures = Graphs(), {}, False
 
 
 # --- Graphs ---

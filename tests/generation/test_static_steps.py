@@ -197,6 +197,33 @@ def test_steps_of_all_kinds_of_models_are_captured(kind, graphs):
     assert base not in KEPT
 
 
+def test_captured_steps_of_a_stock_model_follow_its_changes(graphs):
+    """A longer text, a smaller batch, an adapter that is switched off and on, another dtype."""
+    model = with_adapter(copy.deepcopy(stock("Llama")))
+    prompts, numbers = [[5, 6, 7] * 5, [9, 8, 9, 8], [11] * 8], [0]
+    for change, given in (
+        (lambda: None, prompts),
+        (lambda: None, [prompt * 6 for prompt in prompts]),
+        (lambda: None, prompts[:1]),
+        (lambda: model.base_model.disable_adapter_layers(), prompts),
+        (lambda: model.base_model.enable_adapter_layers(), prompts),
+        (lambda: model.double(), prompts),
+    ):
+        change()
+        arguments = {
+            **left_padded(given),
+            "max_new_tokens": 24,
+            "window_size": 4,
+            "query_cost": 0,
+            "eos_token_id": None,
+        }
+        arguments |= {"pad_token_id": 0, "do_sample": False, "custom_generate": wedlm.verified}
+        for _ in range(2):
+            assert torch.equal(model.generate(**arguments, **STATIC), model.generate(**arguments))
+        numbers.append(len(graphs))
+        assert numbers[-1] > numbers[-2], "captured anew"
+
+
 ASKED = {  # with others that take part in a step, so that the forward alone is captured
     "a processor of the text": {"repetition_penalty": 1.3},
     "sampled": {"repetition_penalty": 1.3, "do_sample": True, "top_k": 5},

@@ -219,6 +219,26 @@ def test_graphs_go_before_a_request_fails(monkeypatch):
         assert failed.has_ended and not batch.cached_requests
 
 
+def test_graphs_go_before_a_prompt_fails(monkeypatch):
+    batch, prefill, tries = Scheduler(MODEL, 3_000, 64, use_prefix_cache=False, captures=True), Scheduler.prefill, []
+    with captures_on_cpu():
+        batch.add(request_of(PROMPTS[0], name="first", captures=True, **VERIFIED))
+        for _ in range(4):
+            batch.step()
+
+        def refused_while_there_are_graphs(self, requests):
+            tries.append(len(self.captured.graphs))
+            if tries[-1] > 0:
+                raise RuntimeError(REFUSAL)
+            return prefill(self, requests)
+
+        monkeypatch.setattr(Scheduler, "prefill", refused_while_there_are_graphs)
+        batch.add(request_of(PROMPTS[1], name="second", captures=True, **VERIFIED))
+        outputs = batch.step()
+    assert [each.error for each in outputs] == [None] * len(outputs) and "second" in names_of(outputs)
+    assert tries[0] > 0 == tries[1] and len(tries) == 2
+
+
 @pytest.mark.parametrize("model", [MODEL, stock("Llama")], ids=["WeDLM", "stock"])
 def test_special_tokens_of_a_prompt_are_text(model):
     end, settings = model.generation_config.eos_token_id, {**VERIFIED, "model": model}

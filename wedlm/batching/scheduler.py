@@ -177,9 +177,7 @@ class Scheduler:
         failed = []
         if self.prefix_cache.texts:
             self.prefix_cache.shrink(0)
-        elif self.captured is not None and len(self.captured.graphs) > 0:
-            self.captured.free()
-        else:
+        elif not self.free_graphs():
             longest = max(requests, key=lambda request: request.budget.text)
             self.remove([longest])
             failed = [StepOutput(longest, [], True, error)]
@@ -188,6 +186,13 @@ class Scheduler:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return failed
+
+    def free_graphs(self) -> bool:
+        """Frees the memory of graphs; says whether there were any."""
+        if self.captured is None or len(self.captured.graphs) == 0:
+            return False
+        self.captured.free()
+        return True
 
     def run_step(
         self, groups: list[SettingsGroup], queries: list[Queries], longest: int, text: Text | None = None
@@ -308,13 +313,16 @@ class Scheduler:
         try:
             outputs = self.prefill(requests)
         except Exception as error:
+            has_freed = False
             if is_out_of_memory(error):
                 error = error.with_traceback(None)  # whose frames hold memory
                 self.prefix_cache.shrink(0)
+                has_freed = self.free_graphs()
             rows = [request.cache_row for request in requests if self.prefilling[request] is not None]
             self.prefilling |= dict.fromkeys(requests)
             self.free_rows(rows)
-            failing = [each for each in requests if len(requests) == 1 or each.call.has_callbacks]
+            is_last_try = len(requests) == 1 and not has_freed
+            failing = [each for each in requests if is_last_try or each.call.has_callbacks]
             self.remove(failing)
             outputs = [StepOutput(request, [], True, error) for request in failing]
             for request in requests:

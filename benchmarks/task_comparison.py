@@ -1,23 +1,21 @@
-"""Does a model that WeDLMTrainer tunes on a task answer it as well as one tuned token by token, in fewer forwards?
+"""Does a model that is fine-tuned as a WeDLM answer as well as one tuned token by token, in fewer forwards?
 
-    python benchmarks/task_comparison.py [--steps 600] [--kinds counting equations ...] [--work build/task-comparison]
+    python benchmarks/task_comparison.py [--kinds counting equations] [--max_steps 1000] [--work build/task-comparison]
 
-SmolLM2-135M-Instruct (`make real-model`) sees questions of the demo's kinds with their right answers, three times from
-the same weights, in the same order, as many steps:
+SmolLM2-135M-Instruct (`make real-model`) is trained three times as examples/task.yaml says, from the same weights and
+on the same questions in the same order. Arguments of `wedlm train` that are given here take the place of the file's.
 
-- plain: transformers' Trainer with its own class, all weights, token by token
-- whole: WeDLMTrainer, all weights
-- LoRA: WeDLMTrainer, a LoRA of --rank
+- plain: transformers' own class and Trainer, all weights, token by token
+- whole: `wedlm train`, all weights
+- LoRA: `wedlm train`, a LoRA of --rank
 
-Then each answers held-out questions, fused, in float32: plain token by token, the others also streaming at several
-thresholds, blockwise and verified. All take turns on each question, so their seconds compare. Qualities are shares of
-right answers, with 95 % intervals of the difference to plain. A run that was stopped goes on from --work.
+Each then answers held-out questions, fused: plain token by token, the others also streaming at several thresholds,
+blockwise and verified. All take turns on each question, so their seconds compare. Qualities are shares of right
+answers, with 95 % intervals of the difference to plain. A run that was stopped goes on from --work.
 """
 
 import argparse
 import json
-import math
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,63 +23,36 @@ from typing import Any
 
 import torch
 from common import DEVICE, RESULTS, STOCK, WEDLM, markdown, new_parser, save
-from datasets import Dataset
-from peft import PeftModel
-from real_training import training_rows
-from task_training import TASKS, WEIGHTS
 from tqdm.auto import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers.trainer import TRAINER_STATE_NAME
 
 import wedlm
+from examples import task_data
 from examples.demo.example import Example
-from examples.demo.tasks import MAX_NEW_TOKENS, check, example, held_out_examples
-from wedlm.checkpoints.new_folder import complete_or_absent
-from wedlm.checkpoints.whole_file import write_whole
+from examples.demo.tasks import MAX_NEW_TOKENS, check
+from wedlm.checkpoints.prompt_ids import encode
 from wedlm.evaluation.decodings import BASELINE, combinations
-from wedlm.evaluation.sweep import Answer, Question, answer_of, summary, write
+from wedlm.evaluation.sweep import Answer, Question, answer_of, summaries, summary, write
 from wedlm.evaluation.timing import interleaved
+from wedlm.evaluation.tuning import decide, most_lost
 from wedlm.evaluation.work_file import WorkFile, digest_of
-from wedlm.training.arguments import WeDLMTrainingArguments
+from wedlm.training.merge import merge_adapter
 from wedlm.training.resume import newest_complete
-from wedlm.training.run_arguments import RunArguments
+from wedlm.training.run_arguments import parse
 from wedlm.training.target_loss import NO_TARGET
-from wedlm.training.train import load_model
-from wedlm.training.trainer import WeDLMTrainer
+from wedlm.training.train import prepare_datasets, train
 
-PLAIN, WHOLE, LORA = "plain", "whole", "LoRA"
-DECODINGS = {BASELINE: {"decoding": BASELINE}} | combinations(
-    ["streaming", "blockwise", "verified"], entropy_threshold=[0.05, 0.1, 0.2, 0.4], window_size=[16]
+CONFIG = Path(task_data.__file__).with_name("task.yaml")
+PLAIN, WHOLE, LORA = TRAININGS = ("plain", "whole", "LoRA")
+MAX_QUALITY_LOSS = 0.01
+DECODINGS = combinations(
+    [BASELINE, "streaming", "verified"], entropy_threshold=[0.05, 0.1, 0.2, 0.4], window_size=[16]
 )
-# What decides the trained weights.
-SETTINGS = (
-    "kinds", "samples", "row_tokens", "steps", "rows_per_step", "learning_rate", "rank", "low_rank_learning_rate",
-    "block_size", "suffix_mask_probability", "bf16",
-)  # fmt: skip
-
-
-def prompt_of(tokenizer: PreTrainedTokenizerBase, each: Example) -> list[int]:
-    chat = each.messages[:1]
-    return tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
-
+DECODINGS |= combinations(["blockwise"], entropy_threshold=[0.1], window_size=[16])
+TO_TUNE = {label: each for label, each in DECODINGS.items() if each["decoding"] in (BASELINE, "streaming")}
 
 # --- Training ---
-
-
-def rows_of(given: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, dict[str, int]]:
-    """Questions of the kinds in turns with their right answers, packed into rows."""
-    kinds, end = given.kinds, GenerationConfig.from_pretrained(given.stock).eos_token_id
-    examples = [example(kinds[index % len(kinds)], "train", index) for index in range(given.samples)]
-    prompts = [prompt_of(tokenizer, each) for each in examples]
-    answers = tokenizer([each.answer for each in examples], add_special_tokens=False)["input_ids"]
-    end = end[0] if isinstance(end, list) else end
-    return training_rows(prompts, [[*ids, end] for ids in answers], given.row_tokens)
 
 
 def one_sample_a_row(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -96,49 +67,32 @@ def one_sample_a_row(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": pad(ids), "labels": pad(labels, padding_value=NO_TARGET), "attention_mask": attended}
 
 
-def arguments_of(given: argparse.Namespace, training: str, folder: Path) -> WeDLMTrainingArguments:
-    return WeDLMTrainingArguments(
-        str(folder),
-        max_steps=given.steps,
-        per_device_train_batch_size=given.rows_per_step,
-        learning_rate=given.low_rank_learning_rate if training == LORA else given.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=given.steps // 20,
-        adam_beta2=0.98,
-        block_size=given.block_size,
-        suffix_mask_probability=given.suffix_mask_probability,
-        bf16=given.bf16,
-        use_cpu=DEVICE == "cpu",
-        logging_steps=max(1, given.steps // 50),
-        save_steps=max(1, given.steps // 10),
-        save_total_limit=1,
-        report_to="none",
-        remove_unused_columns=False,
-    )
+def train_plain(stock: Path, words: list[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    run, arguments = parse(words)
+    datasets, _ = prepare_datasets(run, arguments, tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(stock, dtype=torch.float32)
+    trainer = Trainer(model, arguments, one_sample_a_row, datasets["train"])
+    trainer.train(resume_from_checkpoint=newest_complete(arguments))
+    trainer.save_model()
+    trainer.save_state()
 
 
-def trained(given: argparse.Namespace, training: str, rows: Dataset, folder: Path) -> tuple[Path, list[dict]]:
-    """The folder of a trained model, whose LoRA is merged, and the log of its training."""
-    out, log = folder / training / "model", folder / training / "log.json"
-    if not out.exists():
-        arguments = arguments_of(given, training, folder / training / "run")
+def trained(given: argparse.Namespace, rest: list[str], training: str, folder: Path) -> Path:
+    """The folder of a trained model, whose LoRA is merged."""
+    out, tokenizer = folder / training, AutoTokenizer.from_pretrained(given.wedlm)
+    words = [str(CONFIG), f"--model={given.wedlm}", f"--train_data={folder / 'train.jsonl'}"]
+    words += [f"--output_dir={out}", *rest]
+    if training == LORA:
+        words += [f"--lora_r={given.rank}", f"--learning_rate={given.low_rank_learning_rate}", "--dtype=float32"]
+    if not (out / TRAINER_STATE_NAME).exists():  # the last file
         if training == PLAIN:
-            model = AutoModelForCausalLM.from_pretrained(given.stock, dtype=torch.float32)
-            trainer = Trainer(model, arguments, one_sample_a_row, rows)
+            train_plain(given.stock, words, tokenizer)
         else:
-            rank = given.rank if training == LORA else 0
-            run = RunArguments(str(given.wedlm), train_data=[], lora_r=rank, dtype="float32")
-            trainer = WeDLMTrainer(load_model(run.model, run, arguments), arguments, train_dataset=rows)
-        begin = time.perf_counter()
-        trainer.train(resume_from_checkpoint=newest_complete(arguments))
-        print(f"{training}: {time.perf_counter() - begin:.0f} s of this call.")
-        model = trainer.model.merge_and_unload() if isinstance(trainer.model, PeftModel) else trainer.model
-        if training != PLAIN:
-            model.config.mask_trained = True
-        write_whole(log, json.dumps(trainer.state.log_history) + "\n")
-        with complete_or_absent(out, overwrite=False) as new:
-            model.save_pretrained(new)
-    return out, json.loads(log.read_text(encoding="utf-8"))
+            train(words)
+    if training != LORA:
+        return out
+    merged = folder / f"{training}-merged"
+    return merged if merged.exists() else merge_adapter(str(out), merged)
 
 
 # --- Answers ---
@@ -149,8 +103,8 @@ def answers_of(
     tokenizer: PreTrainedTokenizerBase,
     questions: list[Question],
     work: WorkFile,
-) -> dict[str, list[Answer]]:
-    """The answers of each model in each decoding by "TRAINING, DECODING", which take turns on each question."""
+) -> dict[str, dict[str, list[Answer]]]:
+    """The answers of each model in each decoding; these take turns on each question."""
 
     def calls_of(question: Question) -> dict[str, Callable]:
         return {
@@ -160,64 +114,73 @@ def answers_of(
             if training != PLAIN or label == BASELINE
         }
 
-    answers: dict[str, list[Answer]] = {}
+    answers: dict[str, dict[str, list[Answer]]] = {training: {} for training in models}
     for number, question in enumerate(tqdm(questions, unit=" questions")):
         key, calls = ("question", number, digest_of(question.ids)), calls_of(question)
         if key not in work:
             turns = interleaved(calls, DEVICE, 1, int(number == 0), first=number % len(calls))
             work.add(key, {each.name: answer_of(tokenizer, question, each.result, each.seconds) for each in turns})
         for name in calls:
-            answers.setdefault(name, []).append(Answer(*work[key][name]))
+            training, _, label = name.partition(", ")
+            answers[training].setdefault(label, []).append(Answer(*work[key][name]))
     return answers
+
+
+def chosen(answers: dict[str, list[Answer]]) -> str | None:
+    """The label of what `wedlm tune --max-quality-loss 1%` chooses of streaming's thresholds and token by token."""
+    some = {label: answers[label] for label in TO_TUNE}
+    lost = most_lost(some, TO_TUNE)
+    results = {label: each | {"most_lost": lost[label]} for label, each in summaries(some, TO_TUNE).items()}
+    return decide(some, results, MAX_QUALITY_LOSS)[0]
 
 
 def measure(
     given: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, folders: dict[str, Path], work: WorkFile
 ) -> dict[str, Any]:
     """The summary of each model in each decoding, beside plain token by token; with the qualities of each kind."""
-    examples = [
-        each
-        for kind in given.kinds
-        for each in held_out_examples(kind, math.ceil(given.questions / len(given.kinds)), given.seed)
-    ]
-    questions = [
-        Question(prompt_of(tokenizer, each), lambda text, each=each: float(check(each, text))) for each in examples
-    ]
     models = {
-        training: wedlm.fuse(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE).eval())
+        training: wedlm.fuse(AutoModelForCausalLM.from_pretrained(folder, dtype=given.dtype).to(DEVICE).eval())
         for training, folder in folders.items()
     }
+    examples: list[Example] = task_data.test_examples(given.kinds, given.questions, given.seed)
+    questions = [
+        Question(encode(models[PLAIN], tokenizer, each.prompt), lambda text, each=each: float(check(each, text)))
+        for each in examples
+    ]
     answers, results = answers_of(models, tokenizer, questions, work), {}
-    base = answers[f"{PLAIN}, {BASELINE}"]
-    for name, of_name in answers.items():
-        numbers = summary(of_name, base, is_exact=name == f"{PLAIN}, {BASELINE}")
-        numbers = {key.replace("autoregressive", "plain"): value for key, value in numbers.items()}
-        own = answers[f"{name.partition(', ')[0]}, {BASELINE}"]
-        numbers["same_text_as_its_own_token_by_token"] = sum(
-            one.text == other.text for one, other in zip(of_name, own, strict=True)
-        ) / len(own)
-        numbers["quality_of_kinds"] = {
-            kind: sum(a.quality for a, e in zip(of_name, examples, strict=True) if e.kind == kind)
-            / sum(e.kind == kind for e in examples)
-            for kind in given.kinds
-        }
-        results[name] = numbers
-    return results
+    base = answers[PLAIN][BASELINE]
+    for training, of_training in answers.items():
+        for label, of_label in of_training.items():
+            numbers = summary(of_label, base, is_exact=training == PLAIN)
+            numbers = {key.replace("autoregressive", "plain"): value for key, value in numbers.items()}
+            own = summary(of_label, of_training[BASELINE], is_exact="verified" in label)
+            names = ("quality_over_autoregressive", "same_text_as_autoregressive", "times_autoregressive")
+            numbers |= {name.replace("autoregressive", "own"): own[name] for name in names}
+            numbers["own_interval"] = own["quality_over_autoregressive_interval"]
+            numbers["quality_of_kinds"] = {
+                kind: sum(a.quality for a, e in zip(of_label, examples, strict=True) if e.kind == kind)
+                / sum(e.kind == kind for e in examples)
+                for kind in given.kinds
+            }
+            results[f"{training}, {label}"] = numbers
+    tuned = {training: chosen(each) for training, each in answers.items() if training != PLAIN}
+    return {"answers": results, "chosen": tuned}
 
 
 def table(results: dict[str, Any]) -> str:
     lines = []
     for name, numbers in results.items():
         low, high = (100 * bound for bound in numbers["quality_over_plain_interval"])
-        is_base, times = name == f"{PLAIN}, {BASELINE}", numbers["times_plain"]
+        times = numbers["times_plain"]
         slow, fast = times["quartiles"]
+        is_base = name == f"{PLAIN}, {BASELINE}"
         lines.append(
             [
                 name,
                 f"{100 * numbers['quality']:.1f} %",
                 "" if is_base else f"{low:+.1f} to {high:+.1f}",
                 f"{numbers['tokens_per_forward']:.2f}",
-                f"{100 * numbers['same_text_as_its_own_token_by_token']:.0f} %",
+                f"{100 * numbers['same_text_as_own']:.0f} %",
                 "" if is_base else f"{times['median']:.2f} ({slow:.2f} to {fast:.2f})",
             ]
         )
@@ -230,32 +193,31 @@ def main() -> None:
     parser.add_argument("--stock", type=Path, default=STOCK, help="the model")
     parser.add_argument("--wedlm", type=Path, default=WEDLM, help="the same as a WeDLM")
     parser.add_argument("--work", type=Path, default=RESULTS.parents[1] / "build" / "task-comparison")
-    parser.add_argument("--kinds", nargs="+", choices=WEIGHTS, default=TASKS)
-    parser.add_argument("--trainings", nargs="+", choices=(PLAIN, WHOLE, LORA), default=[PLAIN, WHOLE, LORA])
-    parser.add_argument("--samples", type=int, default=40_000, help="the most examples to train on")
-    parser.add_argument("--row-tokens", type=int, default=512)
-    parser.add_argument("--rows-per-step", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--learning-rate", type=float, default=2e-4)
-    parser.add_argument("--rank", type=int, default=32)
-    parser.add_argument("--low-rank-learning-rate", type=float, default=1e-3)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--suffix-mask-probability", type=float, default=0.5)
-    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--kinds", nargs="+", choices=task_data.TASKS, default=list(task_data.TASKS))
+    parser.add_argument("--samples", type=int, default=21_000, help="questions to train on")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--low-rank-learning-rate", type=float, default=2e-3)
     parser.add_argument("--questions", type=int, default=500, help="held-out ones")
     parser.add_argument("--seed", type=int, default=0, help="of the held-out questions")
-    given = parser.parse_args()
-    settings = {name: getattr(given, name) for name in SETTINGS}
+    parser.add_argument("--dtype", default="float32", help="of the answers")
+    given, rest = parser.parse_known_args()
+    names = ("kinds", "samples", "rank", "low_rank_learning_rate")
+    settings = {name: getattr(given, name) for name in names}
+    settings["config"] = CONFIG.read_text(encoding="utf-8").splitlines() + rest
     folder = given.work / digest_of(settings)
-    tokenizer = AutoTokenizer.from_pretrained(given.wedlm)
-    rows, counts = rows_of(given, tokenizer)
-    folders, logs = {}, {}
-    for training in given.trainings:
-        folders[training], logs[training] = trained(given, training, rows, folder)
-    work = WorkFile(folder / "answers", {"seed": given.seed, "trainings": given.trainings, "decodings": DECODINGS})
-    results = {"data": counts, "trainings": logs, "answers": measure(given, tokenizer, folders, work)}
+    chats = ({"messages": each.messages} for each in task_data.train_examples(given.kinds, given.samples))
+    if not (data := folder / "train.jsonl").exists():
+        task_data.write_lines(data, chats)
+    folders = {training: trained(given, rest, training, folder) for training in TRAININGS}
+    states = {training: folder / training / TRAINER_STATE_NAME for training in TRAININGS}
+    logs = {
+        training: json.loads(state.read_text(encoding="utf-8"))["log_history"] for training, state in states.items()
+    }
+    asked = {"seed": given.seed, "dtype": given.dtype, "decodings": DECODINGS}
+    tokenizer, work = AutoTokenizer.from_pretrained(given.wedlm), WorkFile(folder / "answers", asked)
+    results = {"trainings": logs, **measure(given, tokenizer, folders, work)}
     print(table(results["answers"]))
-    save(given.out, results, DEVICE, **settings, questions=given.questions, seed=given.seed)
+    save(given.out, results, DEVICE, **settings, questions=given.questions, seed=given.seed, dtype=given.dtype)
 
 
 if __name__ == "__main__":

@@ -386,7 +386,7 @@ def table(cells: list[dict]) -> str:
         for side, numbers in cell["sides"].items()
     ]
     names = ["model", "prompts", "clients", "server", "tokens/s (min - max)"]
-    more = ["first token (95 %), s", "whole (95 %), s", "same text as generate()", "as transformers"]
+    more = ["first token (95 %), s", "whole answer (95 %), s", "same text as generate()", "same text as transformers"]
     return markdown([*names, *more], lines, left={"model", "prompts", "server"})
 
 

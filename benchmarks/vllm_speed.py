@@ -113,7 +113,7 @@ def accepted_table(cells: list[dict]) -> str:
         for cell in cells
         if cell["clients"] == most
     ]
-    names = ["model", "answers", "steps", "accepted by place", "tokens per forward of the target"]
+    names = ["model", "answers", "steps", "accepted by place", "tokens per pass of the target"]
     return markdown(names, lines, left={"model", "accepted by place"})
 
 

@@ -75,6 +75,19 @@ def test_the_guide_to_a_faster_model_shows_the_recorded_numbers(load_benchmark):
     assert same == set(re.findall(r"\d+ of \d+", told))
 
 
+def test_the_guide_to_vllm_shows_what_the_drafter_gains(load_benchmark):
+    page, evidence = (DOCS / "vllm.md").read_text(encoding="utf-8"), load_benchmark("evidence_real")
+    by_cpu = {(record.cpu, record.dtype): record for record in evidence.read_records()}
+    cpus, dtypes = ("Intel Xeon, AMX", "AMD EPYC, AVX-512 with bfloat16"), ("float32", "bfloat16")
+    for size in (1, 8):
+        cells = [by_cpu[cpu, dtype].cell(size) for cpu in cpus for dtype in dtypes]
+        gains = [evidence.times(cell, evidence.VLLM_DRAFTING) / evidence.times(cell, evidence.VLLM) for cell in cells]
+        assert f"| {evidence.asked_in(size)} | {' | '.join(f'{gain:.2f}' for gain in gains)} |" in page
+    table = load_benchmark("vllm_speed").table(recorded("vllm_speed")["results"])
+    earlier = dict(re.findall(r"^\| adapter \| (\d+) \| .+? \| .+? \| ([\d.]+) \|", table, re.MULTILINE))
+    assert f" agrees ({earlier['1']} and {earlier['8']});" in page
+
+
 def test_the_pages_show_what_was_measured_on_a_gpu(load_benchmark):
     steps, evidence = recorded("gpu/steps"), load_benchmark("evidence_real")
     results, queries = steps["results"], load_benchmark("gpu_kit").CAPTURED

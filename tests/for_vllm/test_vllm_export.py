@@ -92,7 +92,7 @@ def test_an_adapter_is_in_the_drafter_only(tmp_path, flavour):
     check_drafts(tmp_path / "out", load_checkpoint(adapter, device="cpu")[0], tmp_path / "base", exact=True)
     assert same_files(tmp_path / "out") == {"model.safetensors"}
     readme = (tmp_path / "out" / "README.md").read_text()
-    assert re.search(r"is the plain \w+ of base, .* with the same weights and the adapter adapter\.", readme)
+    assert re.search(r"is base as a plain \w+\. .* with the same weights and the draft adapter adapter\.", readme)
 
 
 def check_drafts(out, model, base, exact):
@@ -312,7 +312,7 @@ def test_the_readme_has_the_command_and_the_python_form(tmp_path, monkeypatch):
     monkeypatch.chdir(wedlm)
     exported(".", tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text()
-    first = "`target` is the plain Qwen3 of wedlm, and `drafter` drafts for it with the same"
+    first = "`target` is wedlm as a plain Qwen3. `drafter` is its draft model, with the same weights.\n"
     assert text.startswith(f"# wedlm in vLLM\n\n{first}")
     words, call = commands_of(tmp_path / "out" / "README.md")
     assert words[:4] == ["vllm", "serve", "target", "--speculative-config"]

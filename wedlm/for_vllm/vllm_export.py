@@ -48,11 +48,15 @@ SPECULATIVE = {
 README = """\
 # {title} in vLLM
 
-{folders} In an environment with vLLM and wedlm:
+{folders}
+
+In this folder, in an environment with vLLM and wedlm, serve it:
 
 ```bash
 {command}
 ```
+
+or use it in Python:
 
 ```python
 from vllm import LLM, SamplingParams
@@ -62,7 +66,7 @@ answers = llm.chat([[{{"role": "user", "content": "Hello!"}}]], SamplingParams(t
 print(answers[0].outputs[0].text)
 ```
 
-Both run in this folder. The page docs/vllm.md of the wedlm repository says when it pays and what its limits are.
+docs/vllm.md in the wedlm repository says when the drafter makes vLLM faster, and what its limits are.
 """
 
 
@@ -285,11 +289,11 @@ def write_index(folder: Path) -> None:
 def readme(title: str, base: str, target: str | None, model_type: str) -> str:
     """The README.md of an export. The drafter is `title`, a WeDLM or a draft adapter of the WeDLM `base`."""
     if target is None:
-        shared = "the same weights" if title == base else f"the same weights and the adapter {title}"
-        plain = f"`{TARGET}` is the plain {STOCK_FAMILIES[model_type]} of {base}"
-        folders, target = f"{plain}, and `{DRAFTER}` drafts for it with {shared}.", TARGET
+        adapter = "" if title == base else f" and the draft adapter {title}"
+        plain = f"`{TARGET}` is {base} as a plain {STOCK_FAMILIES[model_type]}"
+        folders, target = f"{plain}. `{DRAFTER}` is its draft model, with the same weights{adapter}.", TARGET
     else:
         target = str(Path(target).resolve()) if Path(target).is_dir() else target
-        folders = f"`{DRAFTER}` is {title}, which drafts for {target}."
+        folders = f"`{DRAFTER}` is {title} as the draft model of {target}."
     command = shlex.join(["vllm", "serve", target, "--speculative-config", json.dumps(SPECULATIVE)])
     return README.format(title=title, folders=folders, target=target, command=command, speculative=SPECULATIVE)

@@ -1,4 +1,4 @@
-"""Writes EVIDENCE.md, figures.md and arithmetic.md of docs/ from their templates here and the benchmarks' records."""
+"""Writes the pages of docs/ that show records, from their templates here."""
 
 import json
 import os
@@ -54,6 +54,7 @@ def real_model() -> dict[str, Any]:
     about = evidence_real.lowest(records).about
     alone, together = (cell["prompts"] for cell in records[0].cells if cell["group"] == evidence_real.ALL)
     numbers = {"alone": alone, "together": together, "speed_tables": evidence_real.speed_tables(records)}
+    numbers |= {"overview": evidence_real.overview(records), "compared": evidence_real.compared(records)}
     return about | numbers | {"details": "\n\n".join(map(details, records))}
 
 
@@ -72,9 +73,13 @@ def details(record: evidence_real.Record) -> str:
 def trained_model() -> dict[str, Any]:
     record = recorded(real_training.FILE)
     results = record["results"]
+    last = results["moments"][-1]["ways"]
     return {
         **record,
         **results["training"],
+        "streamed": real_training.tokens_per_forward(last[real_training.STREAMING]),
+        "verified": real_training.tokens_per_forward(last[real_training.VERIFIED]),
+        "adapted": real_training.tokens_per_forward(results["adapter"]),
         "num_prompts": results["prompts"],
         "price_table": real_training.price_table(results),
         "texts_table": real_training.texts_table(results),
@@ -165,12 +170,13 @@ def pages() -> dict[Path, str]:
     """The text of each page."""
     figures = {name.replace("-", "_"): figure(name) for name in ablations.FIGURES}
     goals = goals_table(recorded(DEMO_FOLDER / "report.json"))
-    template, of_figures, of_arithmetic = (
+    template, of_study, of_figures, of_arithmetic = (
         Path(__file__).with_name(f"{name}_template.md").read_text(encoding="utf-8")
-        for name in ("evidence", "figures", "arithmetic")
+        for name in ("evidence", "study", "figures", "arithmetic")
     )
     return {
-        DOCS / "EVIDENCE.md": template.format(real=real_model(), trained=trained_model(), gpu=gpu()),
+        DOCS / "EVIDENCE.md": template.format(real=real_model(), gpu=gpu()),
+        DOCS / "study.md": of_study.format(trained=trained_model()),
         DOCS / "figures.md": of_figures.format(**figures, goals=goals),
         DOCS / "arithmetic.md": of_arithmetic.format(**arithmetic.shown()),
     }

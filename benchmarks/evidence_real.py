@@ -370,9 +370,13 @@ def read_record(file: Path) -> Record:
     results = about.pop("results")
     cells = results["cells"]
     for cell in cells:
-        named = {name.replace("look-up", "lookup"): numbers for name, numbers in cell["ways"].items()}  # as now
-        cell["ways"] = {name: numbers for name, numbers in named.items() if name in KNOWN}
-    return Record(file, about["cpu"], about["dtype"], about, results["bytes_per_second"], results["bytes"], cells)
+        cell["ways"] = {name: numbers for name, numbers in named_as_now(cell["ways"]).items() if name in KNOWN}
+    weights = named_as_now(results["bytes"])
+    return Record(file, about["cpu"], about["dtype"], about, results["bytes_per_second"], weights, cells)
+
+
+def named_as_now(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("look-up", "lookup"): each for name, each in numbers.items()}
 
 
 # --- Sentences and tables of docs/EVIDENCE.md and README.md ---

@@ -152,7 +152,7 @@ def test_the_records_are_of_commits_and_of_what_is_published(load_benchmark):
         commits.append(report["commit"])
     trained, checked = evidence.recorded(training.FILE), recorded("gpu/checks")
     is_of_an_earlier_adapter = trained["adapter_sha256"] != hashlib.sha256(ADAPTER.read_bytes()).hexdigest()
-    page = (DOCS / "EVIDENCE.md").read_text(encoding="utf-8")
+    page = (DOCS / "study.md").read_text(encoding="utf-8")
     assert ("The draft adapter of the last line is one before the present." in page) == is_of_an_earlier_adapter
     commits += [trained["commit"], checked["commit"]]
     commits += [origin["commit"] for origin in trained["results"]["training"]["origins"]]

@@ -26,6 +26,7 @@ RESULTS = (
     ":!benchmarks/results",
     ":!docs/evidence",
     ":!docs/EVIDENCE.md",
+    ":!docs/study.md",
     ":!docs/figures.md",
     ":!docs/arithmetic.md",
 )  # git pathspecs that leave them out

@@ -111,15 +111,16 @@ def test_the_guide_to_training_shows_what_the_trained_model_gains(load_benchmark
     record = recorded("real_training")
     results, steps, tokens = record["results"], record["steps"], record["row_tokens"]
     streamed = training.tokens_per_forward(results["moments"][-1]["ways"][training.STREAMING])
+    page = " ".join(page.split())
     assert f"after {steps:,} steps of {tokens} tokens](" in page
-    assert f" streams {streamed:.2f} tokens per forward" in page
+    assert f" streams {streamed:.2f} tokens per forward pass." in page
     tasks = recorded("gpu/tasks")["results"]
     streamed, plain = tasks["later, streaming 0.4"], tasks["later, autoregressive"]
-    told = f"after [{tasks['training']['seconds']:.0f} seconds on a GPU](EVIDENCE.md#on-a-gpu) SmolLM2 streams "
-    told += f"{streamed['tokens_per_forward']:.2f}, with {streamed['right']} of {streamed['questions']} answers right "
-    assert told + f"where it has {plain['right']} token by token." in " ".join(page.split())
+    told = f"after [{tasks['training']['seconds']:.0f} seconds on a GPU](EVIDENCE.md#on-a-gpu), SmolLM2 streams "
+    told += f"{streamed['tokens_per_forward']:.2f} tokens per forward pass with {streamed['right']} of "
+    assert f"{told}{streamed['questions']} answers right; token by token it has {plain['right']}." in page
     adapter = results["adapter"]
-    assert f" {training.tokens_per_forward(adapter):.2f} tokens per forward, without a changed text" in page
+    assert f" {training.tokens_per_forward(adapter):.2f} tokens per forward pass, and the same output as" in page
     assert adapter["same_as_base"] == results["prompts"]
 
 

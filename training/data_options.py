@@ -24,19 +24,19 @@ class DataOptions:
     max_length: int = field(default=2048, metadata={"help": "The most tokens of a sample, and of a packed sequence."})
     overlong: Literal["truncate", "drop"] = field(
         default="truncate",
-        metadata={"help": "Truncate or drop a sample that is longer than max_length; the summary counts it."},
+        metadata={"help": "Truncate or drop samples longer than max_length; the summary counts them."},
     )
     loss_on: Literal["all", "last"] = field(
-        default="all", metadata={"help": "The assistant turns of a conversation that have loss."}
+        default="all", metadata={"help": "Train on all assistant turns of a conversation, or only on the last."}
     )
     extra_end_tokens: int = field(
-        default=0, metadata={"help": "End tokens with loss after the one that ends an answer or a text."}
+        default=0, metadata={"help": "The number of end tokens with loss after the one that ends an answer or a text."}
     )
     packing: bool = field(
-        default=False, metadata={"help": "Put several samples into a sequence, best fit, none of them cut."}
+        default=False, metadata={"help": "Put several whole samples, chosen by best fit, into a sequence."}
     )
     streaming: bool = field(
-        default=False, metadata={"help": "Read files while training, without a copy in the cache of datasets."}
+        default=False, metadata={"help": "Read files during training, without a copy on disk; needs max_steps."}
     )
     num_proc: int | None = field(default=None, metadata={"help": "The number of processes that tokenize."})
 
@@ -56,36 +56,34 @@ class ObjectiveOptions:
 
     objective: Literal["dual_stream", "i-dlm", "draft"] = field(
         default="dual_stream",
-        metadata={"help": "'dual_stream', 'i-dlm' for MASKs that predict the next token, or 'draft' for an adapter."},
+        metadata={"help": "'dual_stream', 'i-dlm' (MASKs predict the next token), or 'draft' (a draft adapter)."},
     )
-    draft_window: int = field(
-        default=8, metadata={"help": "The most MASKs of a group, for a draft adapter and with 'i-dlm'."}
-    )
+    draft_window: int = field(default=8, metadata={"help": "The most MASKs of a group, with 'draft' and 'i-dlm'."})
     block_size: int = field(
-        default=32, metadata={"help": "Tokens of a block of the prediction stream; each block is masked by itself."}
+        default=32, metadata={"help": "The tokens of a block of the prediction stream; each block is masked alone."}
     )
     loss_weighting: Literal["weighted", "uniform"] = field(
         default="weighted",
-        metadata={"help": "The weight of a masked token: 'weighted', 1/gamma of its block, or 'uniform', 1."},
+        metadata={"help": "'weighted' weights a masked token by 1/gamma of its block, 'uniform' weights all alike."},
     )
     ar_loss_weight: float | str | None = field(
         default=None,
         metadata={
-            "help": "The weight of the autoregressive loss, where that of masked tokens has 1; by default 1.0, with "
-            "'i-dlm' 0.2. 'balanced' makes both parts of the loss equal."
+            "help": "The weight of the autoregressive loss next to a weight of 1 for masked tokens; by default 1.0, "
+            "with 'i-dlm' 0.2. 'balanced' makes both parts of the loss equal."
         },
     )
     suffix_mask_probability: float = field(
         default=0.0,
         metadata={
-            "help": "The share of blocks that mask their last tokens, as in a decoding window, instead of random "
-            "ones; 0 by default, because the paper does not have it."
+            "help": "The share of blocks that mask their last tokens, as a decoding window does, instead of random "
+            "tokens; 0 by default, because the paper does not have it."
         },
     )
     attn_implementation: str = field(
         default="dual_stream",
         metadata={
-            "help": "'dual_stream' is FlexAttention on a GPU and attention in groups of blocks elsewhere; it never "
-            "holds a mask of all pairs of queries. 'sdpa' and 'eager' hold one."
+            "help": "'dual_stream' is FlexAttention on a GPU and attention in groups of blocks on a CPU, and stores "
+            "no mask of all pairs of queries. 'sdpa' and 'eager' store one."
         },
     )

@@ -19,25 +19,23 @@ class RunArguments:
     """The arguments of `wedlm train` that WeDLMTrainer does not have: the model, the data and LoRA."""
 
     model: str = field(metadata={"help": "A WeDLM checkpoint, or one of Qwen2, Qwen3, Llama or Mistral to convert."})
-    train_data: list[str] = field(metadata={"help": "Files of JSON Lines or Parquet, folders or patterns."})
-    eval_data: list[str] = field(default_factory=list, metadata={"help": "Files to evaluate on."})
-    random_weights: bool = field(default=False, metadata={"help": "Start from scratch: only the config is read."})
+    train_data: list[str] = field(metadata={"help": "Files of JSON Lines, JSON or Parquet, folders or patterns."})
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Files, folders or patterns to evaluate on."})
+    random_weights: bool = field(default=False, metadata={"help": "Train from scratch: only the config is read."})
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
         default="auto",
-        metadata={"help": "The type of the weights. 'auto' is float32, or with LoRA the type in the checkpoint."},
+        metadata={"help": "The dtype of the weights. 'auto' is float32, or with LoRA the dtype of the checkpoint."},
     )
-    lora_r: int = field(default=0, metadata={"help": "The rank of LoRA's matrices; 0 trains the whole model."})
-    lora_alpha: int | None = field(default=None, metadata={"help": "The scale of LoRA; by default twice lora_r."})
-    lora_dropout: float = field(default=0.0, metadata={"help": "The dropout before LoRA's matrices."})
+    lora_r: int = field(default=0, metadata={"help": "The rank of the LoRA; 0 trains the whole model."})
+    lora_alpha: int | None = field(default=None, metadata={"help": "The scale of the LoRA; by default twice lora_r."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "The dropout before the LoRA's matrices."})
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["all-linear"],
-        metadata={"help": "The names of the layers that get LoRA."},
+        metadata={"help": "The names of the layers that get a LoRA."},
     )
-    load_in_4bit: bool = field(default=False, metadata={"help": "QLoRA: the frozen weights in nf4 (bitsandbytes)."})
-    preview: bool = field(
-        default=False, metadata={"help": "Print samples with their loss and one masked block, and train nothing."}
-    )
-    overwrite: bool = field(default=False, metadata={"help": "Replace the run that output_dir holds."})
+    load_in_4bit: bool = field(default=False, metadata={"help": "QLoRA: frozen weights in nf4 (bitsandbytes)."})
+    preview: bool = field(default=False, metadata={"help": "Print samples and one masked block, and train nothing."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace the run in output_dir."})
 
 
 def parse(arguments: list[str]) -> "tuple[RunArguments, WeDLMTrainingArguments]":

@@ -91,7 +91,7 @@ def measure(
 
 def table(results: dict[str, dict[str, dict]]) -> str:
     """For docs/figures.md: the questions of all kinds together."""
-    header = ["decoding", "right", "over autoregressive", "tokens per forward", "cacheable", "times autoregressive"]
+    header = ["decoding", "right", "over autoregressive", "tokens per pass", "cacheable", "times autoregressive"]
     lines = []
     for label, numbers in results[ALL].items():
         low, high = (100 * bound for bound in numbers["quality_over_autoregressive_interval"])

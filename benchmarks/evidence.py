@@ -169,6 +169,7 @@ def demo_headline() -> str:
 def pages() -> dict[Path, str]:
     """The text of each page."""
     figures = {name.replace("-", "_"): figure(name) for name in ablations.FIGURES}
+    measured = recorded(RESULTS / ablations.file_of("threshold"))["results"][ablations.ALL]
     goals = goals_table(recorded(DEMO_FOLDER / "report.json"))
     template, of_study, of_figures, of_arithmetic = (
         Path(__file__).with_name(f"{name}_template.md").read_text(encoding="utf-8")
@@ -177,7 +178,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "EVIDENCE.md": template.format(real=real_model(), gpu=gpu()),
         DOCS / "study.md": of_study.format(trained=trained_model()),
-        DOCS / "figures.md": of_figures.format(**figures, goals=goals),
+        DOCS / "figures.md": of_figures.format(**figures, goals=goals, measured=measured),
         DOCS / "arithmetic.md": of_arithmetic.format(**arithmetic.shown()),
     }
 

@@ -179,7 +179,7 @@ def goals(results: dict[str, dict[str, dict]]) -> Iterator[tuple[str, float, flo
         if kind != "stories":
             yield f"{kind}: share that is right, token by token", LEAST_RIGHT, results[kind][BASELINE]["accuracy"]
     for kind, target in TOKENS_PER_FORWARD.items():
-        yield f"{kind}: tokens per forward, {WIDE}", target, results[kind][WIDE]["tokens_per_forward"]
+        yield f"{kind}: tokens per pass, {WIDE}", target, results[kind][WIDE]["tokens_per_forward"]
     kept = [kind for kind in KINDS if results[kind]["streaming"]["accuracy_over_autoregressive"] >= -MOST_LOST]
     yield "kinds in which streaming loses at most three points", KINDS_KEPT, len(kept)
 

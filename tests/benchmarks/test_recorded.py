@@ -70,6 +70,10 @@ def test_the_guide_to_a_faster_model_shows_the_recorded_numbers(load_benchmark):
     for way, *numbers in shown:
         measured = [evidence.times(record.cell(size), way) for record in records for size in (1, 8)]
         assert numbers == [f"{number:.2f}" for number in measured], way
+    adapter = [evidence.times(each.cell(1), evidence.ADAPTED) / evidence.times(each.cell(1), evidence.FUSED_VERIFIED)
+               for each in records]  # fmt: skip
+    slower, faster = (f"{abs(100 * (gain - 1)):.0f} %" for gain in adapter)
+    assert f"it makes the model {faster} faster on the AMD CPU and {slower} slower on the Intel CPU" in page
     same = {evidence.same_texts(each, way) for each in records for way in (evidence.BLOCKS, evidence.BLOCKS_VERIFIED)}
     (told,) = (each for each in page.split("\n\n") if each.startswith("SmolLM2's file in 4 bits"))
     assert same == set(re.findall(r"\d+ of \d+", told))

@@ -1,6 +1,6 @@
 """Does a model that is fine-tuned as a WeDLM answer as well as one tuned token by token, in fewer forwards?
 
-    python benchmarks/task_comparison.py [--kinds counting equations] [--max_steps 1000] [--work build/task-comparison]
+    python benchmarks/task_comparison.py [--kinds counting equations] [--max_steps 500] [--work build/task-comparison]
 
 SmolLM2-135M-Instruct (`make real-model`) is trained three times as examples/task.yaml says, from the same weights and
 on the same questions in the same order. Arguments of `wedlm train` that are given here take the place of the file's.
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--wedlm", type=Path, default=WEDLM, help="the same as a WeDLM")
     parser.add_argument("--work", type=Path, default=RESULTS.parents[1] / "build" / "task-comparison")
     parser.add_argument("--kinds", nargs="+", choices=task_data.TASKS, default=list(task_data.TASKS))
-    parser.add_argument("--samples", type=int, default=21_000, help="questions to train on")
+    parser.add_argument("--samples", type=int, default=10_500, help="questions to train on")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--low-rank-learning-rate", type=float, default=2e-3)
     parser.add_argument("--questions", type=int, default=500, help="held-out ones")

@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--kinds", nargs="+", choices=TASKS, default=TASKS)
-    parser.add_argument("--train", type=int, default=21_000, help="the number of questions to train on")
+    parser.add_argument("--train", type=int, default=10_500, help="the number of questions to train on")
     parser.add_argument("--test", type=int, default=500, help="the number of questions to test with")
     parser.add_argument("--seed", type=int, default=0, help="of the test questions")
     given = parser.parse_args()

@@ -18,7 +18,7 @@ def test_its_cells_run_in_their_order(tmp_path, monkeypatch, capsys):
     for cell in CODE:
         exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), namespace)
     printed = capsys.readouterr().out
-    assert all(text in printed for text in ("It is Lima.", "the same text: True", "Answer: x = 5"))
+    assert all(text in printed for text in ("It is Lima.", "the same output: True", "Answer: x = 5"))
 
 
 def test_it_shows_what_its_cells_printed():

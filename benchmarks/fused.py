@@ -201,7 +201,7 @@ def tables(results: dict) -> dict[str, str]:
                     for kind in ("median", "90th percentile")}
             for dtype, of in results["beside"].items()
         }  # fmt: skip
-        found["beside"] = table(cells, "milliseconds beside busy processes")
+        found["beside"] = table(cells, "milliseconds next to busy processes")
     return found
 
 

@@ -30,20 +30,22 @@ PARAMETERS = ("decoding", *READS["verified"], *LOOK_UP)
 
 
 class Verified:
-    """Verified decoding, for `model.generate(custom_generate=wedlm.verified)` of any causal language model.
+    """Verified decoding for any causal language model: `model.generate(**inputs, custom_generate=wedlm.verified)`.
 
-    The text is the one that `generate()` writes without it, up to rounding. Drafts are looked up in the text; each
-    forward verifies several of them. `wedlm.verified(window_size=8)` binds parameters, each of which may also be
-    passed to `generate()`, or stand on a generation config.
+    The output is the same as without it, up to rounding. Prompt lookup finds drafts in the text, and each forward pass
+    verifies several of them. Pass the parameters to `generate()`, set them on a generation config, or bind them:
+    `wedlm.verified(window_size=8)`.
 
     Args:
-        window_size (`int`, *optional*): Drafts and the token before them, in a forward; by default 16, on a CPU 8.
-        query_cost (`float`, *optional*): The cost of one more query as a share of a forward with one; by default 0, on
-            a CPU 0.1. A draft is verified only if it promises more tokens than it costs.
+        window_size (`int`, *optional*): A forward pass verifies at most `window_size - 1` drafts; by default 16, on a
+            CPU 8.
+        query_cost (`float`, *optional*): The cost of one more input token, as a share of a forward pass with one; by
+            default 0, on a CPU 0.1. A draft is verified only if it promises more tokens than it costs.
         acceptance_ratio (`float`, *optional*, defaults to 1.0): Below 1, a draft is accepted if its probability is at
-            least this share of the best token's. 1.0 writes the text of `generate()`.
-        prompt_lookup_num_tokens (`int`, *optional*): The most drafts; by default window_size - 1.
-        max_matching_ngram_size (`int`, *optional*, defaults to 6): The most last tokens that are looked up, at most 6.
+            least this share of the best token's, and the output may change.
+        prompt_lookup_num_tokens (`int`, *optional*): The most drafts of prompt lookup; by default `window_size - 1`.
+        max_matching_ngram_size (`int`, *optional*, defaults to 6): The most last tokens that prompt lookup compares,
+            at most 6.
     """
 
     def __init__(

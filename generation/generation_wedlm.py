@@ -118,6 +118,10 @@ class WeDLMGenerationMixin(GenerationMixin):
     @deprecates_old_name
     @wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
+        """Generates tokens as transformers' `generate()` does, and takes `decoding` and its parameters.
+
+        docs/reference/generate.md says what each argument does in each decoding.
+        """
         streamer = signature(GenerationMixin.generate).bind(self, *args, **kwargs).arguments.get("streamer")
         with undone_on_error(kwargs.get(CACHE), streamer):
             for inputs in (*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")):
@@ -164,11 +168,11 @@ class WeDLMGenerationMixin(GenerationMixin):
         warmup: bool = True,
         **settings: Any,
     ) -> dict[str, GenerationOutput]:
-        """Writes a text for each prompt, in one running batch; returns the outputs by the ids of the requests.
+        """Generates from all prompts in one running batch, and returns the outputs by the ids of the requests.
 
-        The arguments are those of transformers' `generate_batch`, and any that `generate()` takes. Each text is the
-        one that `generate()` writes for its prompt alone. `persistent_manager` and `warmup` have no effect: a manager
-        is ready at once.
+        It takes the arguments of transformers' `generate_batch()`, and any that `generate()` takes. Each output is the
+        one that `generate()` writes for its prompt alone. `persistent_manager` and `warmup` have no effect, because a
+        manager is ready at once.
         """
         manager = batching_manager(self, generation_config, continuous_batching_config)
         return manager.generate_all(inputs, record_timestamps, progress_bar, settings)

@@ -37,7 +37,7 @@ CAPTURING = Lock()  # since CUDA captures for one thread at a time
 
 
 def free_static_memory(model: PreTrainedModel) -> None:
-    """Frees the cache, the buffers and the graphs that calls with cache_implementation="static" keep for the next.
+    """Frees what calls with `cache_implementation="static"` keep for the next call: cache, buffers and graphs.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): The model.

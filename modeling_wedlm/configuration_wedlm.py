@@ -41,32 +41,32 @@ def check_config(config: Qwen3Config) -> None:
 
 @strict
 class WeDLMConfig(Qwen3Config):
-    """Configuration of a WeDLM model: Qwen3's, with a MASK token and the switches that make it a Qwen2.5 or Llama.
+    """Configuration of a WeDLM: that of Qwen3, with a MASK token and switches for the layers of Qwen2.5 and Llama.
 
     Args:
         mask_token_id (`int`, *optional*):
-            The token that stands in the input for a position still to be predicted. None means that the checkpoint
-            has no such token: it loads, and decodes token by token only.
+            The token that stands in the input for a position still to be predicted. A checkpoint without it (None)
+            loads, and offers autoregressive decoding only.
         mask_row (`str`, *optional*):
-            How the conversion from a stock architecture got a row of the embedding for MASK: `"unused"` if it took a
-            row that no token used, `"added"` if it appended one. The conversion back reads it.
+            Where `convert_to_wedlm` found a row of the embedding for MASK: `"unused"` if it took a row that no token
+            used, `"added"` if it appended one. The conversion back reads it.
         converted_from (`str`, *optional*):
-            The `model_type` that the checkpoint had before its conversion. The conversion back reads it to tell
-            architectures with the same layers apart.
+            The `model_type` of the checkpoint before its conversion. The conversion back needs it, because some
+            architectures have the same layers.
         mask_trained (`bool`, *optional*, defaults to `False`):
-            Whether a converted checkpoint was trained to fill in MASK since.
+            Whether a converted checkpoint was trained to fill in MASK after its conversion.
         mask_shift (`bool`, *optional*, defaults to `False`):
-            Whether a MASK predicts the token behind it, as every other token does and as in I-DLM, and not the token
-            of its own place. Such a model decodes verified, and does not stream.
+            Whether a MASK predicts the next token, as every other token does and as in I-DLM, instead of the token of
+            its own position. Such a model offers verified decoding and no streaming.
         drafts (`dict`, *optional*):
-            The draft adapter that the checkpoint contains, `{"rank": 16, "modules": ["q_proj", ...]}`, with
-            `"mask_shift": True` if its MASKs predict the token behind them. None for none.
+            The draft adapter in the checkpoint, `{"rank": 16, "modules": ["q_proj", ...]}`, with `"mask_shift": True`
+            if its MASKs predict the next token. None if there is no adapter.
         attention_bias (`bool`, *optional*, defaults to `False`):
-            Whether the query, key and value projections have biases. Only those of Qwen2.5 have.
+            Whether the query, key and value projections have biases, as in Qwen2.5.
         qk_norm (`bool`, *optional*, defaults to `True`):
-            Whether each query head and key head goes through RMSNorm. Only those of Qwen3 do.
+            Whether each query head and key head goes through RMSNorm, as in Qwen3.
         head_dim (`int`, *optional*, defaults to 128):
-            The width of a head. It does not depend on `hidden_size`.
+            The width of a head, which does not depend on `hidden_size`.
 
     All other arguments, and all defaults, are those of `Qwen3Config`. A Qwen2.5 is
     `WeDLMConfig(attention_bias=True, qk_norm=False, ...)`, a Llama or Mistral `WeDLMConfig(qk_norm=False, ...)`.

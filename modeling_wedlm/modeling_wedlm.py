@@ -175,7 +175,7 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, use_safetensors=True, **kwargs):
-        """Loads a checkpoint as transformers does, but pickled weights only with `use_safetensors=False`."""
+        """Loads a checkpoint as transformers does. Pickled weights need `use_safetensors=False`."""
         given = pretrained_model_name_or_path, *model_args
         return super().from_pretrained(*given, use_safetensors=use_safetensors, **kwargs)
 
@@ -191,10 +191,10 @@ class WeDLMPreTrainedModel(Qwen3PreTrainedModel):
 
 
 class WeDLMModel(WeDLMPreTrainedModel, Qwen3Model):
-    """The decoder without a head.
+    """The decoder without the head.
 
-    `position_ids` are the logical positions that RoPE sees. Attention is causal over the physical order of the input,
-    whatever the positions are, except between samples that are packed into a row (`packed_positions`).
+    `position_ids` are the positions in the text, which RoPE uses. Attention is causal in the order of the input,
+    whatever the positions are. Samples that are packed into one row do not see each other (`packed_positions`).
     """
 
     def __init__(self, config: WeDLMConfig):
@@ -406,10 +406,10 @@ class WeDLMTrainingOutput(CausalLMOutputWithPast):
 
 
 class WeDLMForCausalLM(WeDLMGenerationMixin, WeDLMPreTrainedModel, Qwen3ForCausalLM):
-    """WeDLM with its language-model head.
+    """A WeDLM with its language-model head.
 
-    The query of a token predicts the next token, as in other causal models. The query of a MASK predicts the token at
-    its own position.
+    At a token the model predicts the next token, as other causal models do. At a MASK it predicts the token of that
+    position.
 
     Example:
 

@@ -17,11 +17,10 @@ from wedlm.training.dual_stream import MASKS
 class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
     """TrainingArguments with the arguments of the objective and of the data.
 
-    The loss is (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight). mlm is the loss of the masked tokens in the
-    prediction stream, ar is the loss of the next tokens in the memory stream, and both are means over the whole
-    optimizer step. `objective="i-dlm"` masks all tokens of an answer, and a MASK predicts the token after it.
-    `objective="draft"` trains a draft adapter instead, with the loss of `wedlm.training.draft_loss`, which is also a
-    mean over the optimizer step.
+    The loss is (mlm + ar_loss_weight * ar) / (1 + ar_loss_weight). Here mlm is the loss of the masked tokens in the
+    prediction stream, and ar is the next-token loss in the memory stream; both are means over the optimizer step.
+    `objective="i-dlm"` masks all tokens of an answer, and a MASK predicts the next token. `objective="draft"` trains a
+    draft adapter by the loss of `wedlm.training.draft_loss`, which is also a mean over the optimizer step.
 
     `ObjectiveOptions` and `DataOptions` describe WeDLM's own arguments; all others are those of `TrainingArguments`.
 

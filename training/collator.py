@@ -96,17 +96,16 @@ class StreamCollator:
 
 @dataclass
 class DualStreamCollator(StreamCollator):
-    """Makes the batches that `WeDLMForCausalLM` trains on; the collate function of a DataLoader or Trainer.
+    """The collate function of a DataLoader or Trainer, which makes the batches that `WeDLMForCausalLM` trains on.
 
-    It takes sequences, which are one or more samples behind each other, as four columns: `input_ids`; `labels`, the
-    token itself (not shifted) or -100 where there is no loss, as in a prompt; `sample_lengths`; and `sample_indices`,
-    the numbers of the samples in the data. The masks of a sample are drawn from `seed`, the epoch and its number, and
-    from nothing else.
+    It takes sequences of one or more samples, with four columns: `input_ids`; `labels`, the token itself (not shifted)
+    or -100 where there is no loss, as in a prompt; `sample_lengths`; and `sample_indices`, the numbers of the samples
+    in the data. The masks of a sample depend only on `seed`, on the epoch and on the number of the sample.
 
-    Each sequence becomes a row of the batch. A sample of L tokens takes 2L queries: its memory stream, which is its
-    tokens, and its prediction stream, which is its tokens in blocks, the observed ones of a block before the masked
-    ones. A memory query has the next token as its target, with weight 1. A masked query has its own token as its
-    target, with the weight that `loss_weighting` gives it.
+    Each sequence becomes a row of the batch. A sample of L tokens takes 2L places in it. The first L are the memory
+    stream, which has the tokens as they are. The others are the prediction stream, which has the tokens in blocks, and
+    in each block the observed tokens before the masked ones. In the memory stream the target is the next token, with
+    weight 1. In the prediction stream the target of a masked token is the token itself, weighted by `loss_weighting`.
 
     Example:
 

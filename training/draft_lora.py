@@ -43,12 +43,12 @@ DRAFT_LORA = PeftTypeName(DRAFT_TYPE)
 class DraftLoraConfig(LoraConfig):
     """PEFT's LoraConfig for a draft adapter.
 
-    `r`, `lora_alpha` and `lora_dropout` are as in `LoraConfig`. `target_modules` are linear layers, by default all of
-    the decoder layers, and `init_lora_weights` is True, False or "gaussian". Other fields of `LoraConfig` keep their
-    defaults. `base_fingerprint` and `base_weights` are recorded when the adapter is made.
+    `r`, `lora_alpha` and `lora_dropout` are as in `LoraConfig`. `target_modules` are linear layers, by default all in
+    the decoder layers, and `init_lora_weights` is True, False or "gaussian". All other fields keep the defaults of
+    `LoraConfig`. `base_fingerprint` and `base_weights` are recorded when the adapter is made.
 
-    MASK has a vector of the adapter's own, unless `mask_token_id` names a row of the base's embedding that stands for
-    it. With `mask_shift` a MASK predicts the token behind it, as in I-DLM.
+    The adapter has its own vector for MASK, unless `mask_token_id` names a row of the base's embedding that stands for
+    MASK. With `mask_shift` a MASK predicts the next token, as in I-DLM.
 
     Example:
 

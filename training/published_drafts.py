@@ -29,22 +29,22 @@ def load_draft_adapter(
     shift: bool | None = None,
     **where: str,
 ) -> PeftModel:
-    """Makes a draft adapter of a LoRA in PEFT's files: the model drafts with it, and writes its own text.
+    """Loads a LoRA from PEFT's files as a draft adapter: the model drafts with it, and its output stays the same.
 
-    `PeftModel.from_pretrained()` would let the LoRA change every word. Here it acts at MASK alone, which stands behind
-    the text to draft, so verified decoding writes what the model writes without it.
+    `PeftModel.from_pretrained()` would let the LoRA change every word. Here it acts only at the MASKs that draft after
+    the text, so verified decoding writes what the model writes without the LoRA.
 
     Args:
         model (`PreTrainedModel`): The base of the adapter.
         name (`str` or `os.PathLike`): A folder, or a name on the Hub.
-        mask_token_id (`int`, *optional*): The row of the model's embedding that stands for MASK. It is known for
-            "yifanyu/I-DLM-8B-lora-r128".
-        shift (`bool`, *optional*): Whether a MASK predicts the token behind it (I-DLM), and not that of its own place.
-        where (`str`): `revision`, `subfolder` or `cache_dir` of a name on the Hub.
+        mask_token_id (`int`, *optional*): The row of the model's embedding that stands for MASK. You can leave out
+            this and `shift` for "yifanyu/I-DLM-8B-lora-r128".
+        shift (`bool`, *optional*): Whether a MASK predicts the next token, as in I-DLM, or that of its own position.
+        where (`str`): `revision`, `subfolder` or `cache_dir`, for a name on the Hub.
 
     Returns:
-        `PeftModel`: The model with the adapter. `save_pretrained()` writes a draft adapter, which commands and
-        `PeftModel.from_pretrained()` take.
+        `PeftModel`: The model with the adapter. Its `save_pretrained()` writes a draft adapter that the commands and
+        `PeftModel.from_pretrained()` load.
 
     Example:
 

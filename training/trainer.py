@@ -44,20 +44,20 @@ SHOWN_TOKENS = 24  # of the first sample whose loss is not finite
 
 
 class WeDLMTrainer(Trainer):
-    """transformers' Trainer with the dual-stream objective, that of I-DLM, or that of draft adapters.
+    """transformers' Trainer with the objective of dual-stream training, of I-DLM, or of draft adapters.
 
     Args:
         model (`PreTrainedModel`, `PeftModel`, `str` or `os.PathLike`):
-            A `WeDLMForCausalLM`, with or without adapters; or the folder or the name on the Hub of a WeDLM checkpoint,
-            which is loaded in float32, with its tokenizer if there is no `processing_class`.
+            A `WeDLMForCausalLM`, with or without adapters; or the folder or the name on the Hub of a WeDLM checkpoint.
+            The Trainer loads it in float32, and takes its tokenizer if you pass no `processing_class`.
         args (`WeDLMTrainingArguments`, *optional*):
             The arguments; by default `WeDLMTrainingArguments("trainer_output")`.
         train_dataset, eval_dataset (`Dataset` or `IterableDataset`, *optional*):
             Records with `messages`, `prompt` and `completion`, or `text`; or sequences from `prepare_dataset`.
         processing_class (`PreTrainedTokenizerBase`, *optional*):
-            The tokenizer, which records need.
+            The tokenizer. Records need one, prepared sequences do not.
 
-    All other arguments are as in `Trainer`, except `compute_metrics` and `compute_loss_func`, which it does not take.
+    All other arguments are those of `Trainer`, except `compute_metrics` and `compute_loss_func`, which are refused.
 
     Example:
 

@@ -45,20 +45,20 @@ class Conversion(NamedTuple):
 
 
 def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False) -> Conversion:
-    """Writes a checkpoint as a WeDLM checkpoint.
+    """Converts a checkpoint into a WeDLM checkpoint.
 
-    The weights are copied bit for bit, with the code of this package beside them. MASK gets a row that no token uses,
-    or else one more row, the mean of the others. generation_config.json asks for verified decoding, or for
-    autoregressive where that is refused; both write the same text as before, because the model was not trained to
-    fill in MASK. `out` appears when it is complete.
+    The weights are copied bit for bit, and the code of this package is put next to them. MASK gets a row of the
+    embedding that no token uses, or else a new row, the mean of the others. The model is not trained to fill in MASK,
+    so generation_config.json asks for verified decoding, or for autoregressive decoding where that is refused. Both
+    write the same output as before. `out` appears when it is complete.
 
         convert_to_wedlm("Qwen/Qwen3-8B", "qwen3-8b-wedlm")
 
     Args:
-        source (`str` or `os.PathLike`): A folder or a name on the Hub, of a dense causal language model of the
+        source (`str` or `os.PathLike`): The folder or the name on the Hub of a dense causal language model of the
             architecture Qwen2 (also Qwen2.5), Qwen3, Llama or Mistral in safetensors, or of a WeDLM checkpoint.
-        out (`str` or `os.PathLike`): The folder that the result becomes.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in `out` is replaced, once the new
+        out (`str` or `os.PathLike`): The folder that is written.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether to replace a checkpoint in `out`, once the new
             one is complete.
     """
     if not isinstance(source, str | os.PathLike):
@@ -84,16 +84,16 @@ def convert_to_wedlm(source: str | os.PathLike, out: str | os.PathLike, *, overw
 def convert_to_autoregressive(
     source: str | os.PathLike, out: str | os.PathLike, *, overwrite: bool = False
 ) -> Conversion:
-    """Writes a WeDLM checkpoint as a plain checkpoint of the architecture that has its layers.
+    """Converts a WeDLM checkpoint back into a plain checkpoint of the architecture that has its layers.
 
-    The weights are copied bit for bit. The row and the token that `convert_to_wedlm` added for MASK are taken out.
+    The weights are copied bit for bit. The row and the token that `convert_to_wedlm` added for MASK are removed.
 
         convert_to_autoregressive("qwen3-8b-wedlm", "qwen3-8b-again")
 
     Args:
-        source (`str` or `os.PathLike`): A folder or a name on the Hub, of a WeDLM checkpoint.
-        out (`str` or `os.PathLike`): The folder that the result becomes.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in `out` is replaced, once the new
+        source (`str` or `os.PathLike`): The folder or the name on the Hub of a WeDLM checkpoint.
+        out (`str` or `os.PathLike`): The folder that is written.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether to replace a checkpoint in `out`, once the new
             one is complete.
     """
     out = check_out(out, overwrite)

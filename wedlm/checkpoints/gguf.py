@@ -45,22 +45,22 @@ ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 def load_gguf(
     name: str | os.PathLike, *, gguf_file: str | None = None, dtype: str | torch.dtype = "float32"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a GGUF file as a model of transformers for a CPU, whose weights keep the file's blocks.
+    """Loads a GGUF file as a transformers model for a CPU, and keeps the weights in the file's blocks.
 
-    The file is mapped into memory, so loading takes a second and processes share it. The model is fused, and computes
-    with the weights that the file says and unrounded activations: its texts are those of the model that transformers
-    unpacks from the file. It can get adapters; `wedlm.unfuse(model)` makes its weights numbers.
+    The file is mapped into memory, so loading takes a second and several processes share the memory. The model is
+    fused, and does not round activations: in float32, its output is the same as that of the model which transformers
+    unpacks from the file, up to rounding. It takes adapters. `wedlm.unfuse(model)` makes the blocks ordinary weights.
 
         model, tokenizer = wedlm.load_gguf("SmolLM2-135M-Instruct-Q4_K_M.gguf")
 
     Args:
-        name (`str` or `os.PathLike`): The path of a file, or one on the Hub as OWNER/NAME/FILE.gguf.
-        gguf_file (`str`, *optional*): The name of the file, where `name` is its folder or repository.
+        name (`str` or `os.PathLike`): The path of a file, or a file on the Hub as OWNER/NAME/FILE.gguf.
+        gguf_file (`str`, *optional*): The name of the file, if `name` is its folder or repository.
         dtype (`str` or `torch.dtype`, *optional*, defaults to `"float32"`): The dtype of activations, norms and
             biases, float32 or bfloat16.
 
     Raises:
-        `CheckpointError`: whatever is in the way, as one sentence with the remedy.
+        `CheckpointError`: if the file cannot be loaded. The message says what to do.
     """
     dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}.get(str(dtype), dtype)
     if dtype not in (torch.float32, torch.bfloat16):

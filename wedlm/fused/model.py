@@ -24,21 +24,22 @@ ROUNDED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")  # what gguf's own quantizer 
 
 
 def fuse(model: nn.Module, weights: str | os.PathLike | GgufFile | None = None) -> nn.Module:
-    """Gives the decoder layers of a model a forward with few operators, and returns the model.
+    """Fuses the decoder layers of a model, so that decoding takes less time, and returns the model.
 
-    Projections of the same input become one product, whose weights those of the model are views of. On a CPU a forward
-    of few tokens is one call of C, if the package was installed with a compiler, and one of a single token takes
-    little more time than reading the weights. The texts change by rounding at most. The model can be trained, saved,
-    cast and moved as before.
+    Projections of the same input become one product; the weights of the model become views of the merged ones. On a
+    CPU a forward pass over a few tokens is one call of C, if the package was installed with a compiler. Over one token
+    it then takes little more time than reading the weights. The output changes by rounding at most. You can train,
+    save, cast and move the model as before.
 
-    Layers of other families than Llama, Mistral, Qwen2, Qwen3 and WeDLM stay as they are, and quantized ones.
+    Decoder layers of Llama, Mistral, Qwen2, Qwen3 and WeDLM are fused. Others and quantized ones stay as they are, and
+    a warning names them.
 
     Args:
         model (`nn.Module`): A causal LM of transformers, or a PeftModel around one.
-        weights (`str` or `os.PathLike`, *optional*): The path of a GGUF file of this model, whose blocks the linear
-            layers and the embedding then keep where they lie: a quarter of the memory or less, and the texts are those
-            of the weights that the file says. "q8_0", "q5_1", "q5_0", "q4_1" or "q4_0" rounds the model's own linear
-            layers to such blocks. That is another model, with other texts. Neither can be saved.
+        weights (`str` or `os.PathLike`, *optional*): The path of a GGUF file of this model. The linear layers and the
+            embedding then keep the file's blocks, in a quarter of the memory or less, and compute with their values.
+            Or "q8_0", "q5_1", "q5_0", "q4_1" or "q4_0", which rounds the model's own linear layers to such blocks and
+            changes the output. A model with blocks cannot be saved.
 
     Example:
 
@@ -108,7 +109,7 @@ def round_weights(model: nn.Module, owner: nn.Module, weights: str) -> None:
 
 
 def unfuse(model: nn.Module) -> nn.Module:
-    """Gives a model its own forward and separate weights again, and returns it; weights in blocks become numbers."""
+    """Undoes `fuse`: gives the model separate weights and its own forward, unpacks blocks, and returns the model."""
     owner = owner_of(model)
     for _, layer in decoder_layers(model):
         if "forward" in vars(layer) and hasattr(layer, "fused"):

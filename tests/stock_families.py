@@ -38,6 +38,12 @@ FITTING = {
     "Gemma": {"head_dim": 8},
     "Gemma2": {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8},
     "Gemma3Text": {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 8, "layer_types": BETWEEN},
+    "Gemma3": {  # which also reads images, whose tokens no prompt has
+        "text_config": {**SHARED, "head_dim": 8, "sliding_window": 6, "layer_types": BETWEEN},
+        "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        | {"image_size": 28, "patch_size": 14},
+        "image_token_id": VOCABULARY,
+    },
     "Olmo": {},
     "Olmo2": {},
     "Granite": {},
@@ -56,6 +62,7 @@ FITTING = {
 REFUSED = {
     "GPTNeo": {"attention_types": [[["global", "local", "local"], 1]], "num_layers": 3, "num_heads": 4},
     "Mamba": {"state_size": 4},
+    "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4},
     "Qwen3Next": {"head_dim": 8, **EXPERTS, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "Lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "FalconH1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 4},

@@ -128,6 +128,37 @@ def test_the_guide_to_training_shows_what_the_trained_model_gains(load_benchmark
     assert adapter["same_as_base"] == results["prompts"]
 
 
+def test_the_guide_to_adapters_shows_the_recorded_numbers(load_benchmark):
+    page, evidence = (DOCS / "adapt.md").read_text(encoding="utf-8"), load_benchmark("evidence_real")
+    card = json.loads((ADAPTER.parent / "report.json").read_text(encoding="utf-8"))["results"]["held_out"]
+    cells = {(record.cpu.partition(",")[0], record.dtype): record.cell(1) for record in evidence.read_records()}
+    intel, amd, intel_bfloat16 = (
+        cells[of] for of in (("Intel Xeon", "float32"), ("AMD EPYC", "float32"), ("Intel Xeon", "bfloat16"))
+    )
+    gpu = evidence.read_record(RESULTS / "gpu" / "evidence.json").cell(1)
+    drafted = [cell["ways"][evidence.ADAPTED]["tokens_per_forward"] for cell in (intel, intel_bfloat16, gpu, amd)]
+    trained = load_benchmark("real_training").tokens_per_forward(recorded("real_training")["results"]["adapter"])
+    vllm = {(row["model"], row["clients"]): row["tokens_per_step"] for row in recorded("vllm_speed")["results"]}
+    numbers = [card["all"]["tokens_per_forward"], *drafted[:3], trained, vllm["adapter", 32]]
+    shown = re.findall(r"^\| \[.+ \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert shown == [f"{number:.2f}" for number in numbers] and shown[1] == f"{drafted[3]:.2f}"
+
+    gains = [
+        100 * evidence.times(each, evidence.ADAPTED) / evidence.times(each, evidence.FUSED_VERIFIED) - 100
+        for each in (amd, intel)
+    ]
+    before, after = (evidence.times(gpu, way) for way in (evidence.FUSED_VERIFIED, evidence.ADAPTED))
+    kinds = {kind: f"{one['times_autoregressive']['median']:.2f}" for kind, one in card.items()}
+    for told in (
+        f" is {gains[0]:.0f} % faster ",
+        f", and {-gains[1]:.0f} % slower ",
+        f" from {before:.2f} to {after:.2f} times the speed",
+        f"({kinds['writing']} to {kinds['copying']} times as fast), explanations ({kinds['explanation']})",
+        f"single words ({kinds['words']})",
+    ):
+        assert told in " ".join(page.split())
+
+
 def test_a_page_says_which_record_is_of_a_tree_with_changes():
     pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("reference/train.md", "faster.md")]
     told = "".join(each for page in pages for each in page.split("\n\n") if "+changes" in each)

@@ -117,9 +117,16 @@ def counted(adapter: Path, held_out: list[dict], new_tokens: int, work: WorkFile
 
 
 def table(rows: list[dict]) -> str:
-    header = ["A MASK predicts the token of", "MASKs", "window", "tokens per forward", "queries of a forward"]
+    header = ["a MASK predicts", "MASKs", "window", "tokens per pass", "queries per pass"]
+    shown = {OWN: "the token at its own position", BEHIND: "the next token"}
     lines = [
-        [row["kind"], row["plan"], row["window_size"], f"{row['tokens_per_forward']:.2f}", f"{row['queries']:.1f}"]
+        [
+            shown[row["kind"]],
+            row["plan"],
+            row["window_size"],
+            f"{row['tokens_per_forward']:.2f}",
+            f"{row['queries']:.1f}",
+        ]
         for row in rows
     ]
     return markdown(header, lines, header[:2])

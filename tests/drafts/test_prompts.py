@@ -16,7 +16,7 @@ def test_the_file_has_the_kinds_and_numbers_of_its_head_and_the_docs():
         assert len({prompt.text for prompt in prompts}) == HEAD[split]
         assert all(prompt.text == prompt.text.strip() != "" for prompt in prompts)
     page = (REPOSITORY / "docs" / "reference" / "adapt.md").read_text(encoding="utf-8")
-    assert f"{HEAD['train']:,} of the package, of {len(KINDS)} kinds" in page
+    assert f"{HEAD['train']:,} prompts of {len(KINDS)} kinds" in page
 
 
 def test_no_held_out_task_is_trained_on():

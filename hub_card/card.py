@@ -16,12 +16,12 @@ from wedlm.hub_card.metadata import as_list, card_data
 
 TEMPLATE = Path(__file__).parent / "card_template.md"
 DECODINGS = {
-    "streaming": "each forward fills the slots whose prediction is certain enough; a slot is final when no slot "
-    "before it is open",
-    "verified": "writes the autoregressive text, up to rounding, in fewer forwards; each forward also checks the "
-    "drafts of earlier forwards",
-    "blockwise": "like streaming, but a window of slots becomes final when all its slots are filled",
-    "autoregressive": "writes token by token, as transformers does for other models",
+    "streaming": "each forward pass fills the slots whose prediction is certain enough, and verifies nothing; a token "
+    "is final when all slots before it are filled",
+    "verified": "each forward pass verifies the drafts of earlier ones: the same output as autoregressive decoding, "
+    "up to rounding, in fewer passes",
+    "blockwise": "like streaming, but a window becomes final as a whole, when all its slots are filled",
+    "autoregressive": "token by token, as transformers decodes other models",
 }
 
 

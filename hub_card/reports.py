@@ -73,7 +73,7 @@ def task_section(results: list[dict]) -> Section:
     """Returns the table of one task, with a line for each decoding."""
     first = results[0]
     titles = list(dict.fromkeys(heading(metric) for result in results for metric in result["metrics"]))
-    lines = [["decoding", *map(escaped, titles), "tokens per forward", "cacheable", "tokens/s"]]
+    lines = [["decoding", *map(escaped, titles), "tokens per pass", "cacheable", "tokens/s"]]
     for result in results:
         scores = {heading(metric): score(metric) for metric in result["metrics"]}
         speed = (("tokens_per_forward", 2), ("prefix_cacheability", 2), ("tokens_per_second", 0))
@@ -211,25 +211,28 @@ def draft_section(report: dict[str, Any]) -> Section:
     """Returns what the adapter brings, with the command and the conditions of the measurement."""
     results = report["results"]
     fused = f", fused ({results['product']})" if results.get("product") else ""
-    window = results["arguments"]["window_size"]
-    verified = "verified" if window is None else f"verified (window of {window})"
+    given = {name: results["arguments"].get(name) for name in ("window_size", "query_cost")}  # the cost since 0.3.0
+    shown = ", ".join(f"`{name}={value}`" for name, value in given.items() if value is not None)
+    verified = f"verified ({shown})" if shown else "verified"
     earlier = report["settings"]["start_from"]  # the SHA-256 of its weights
     if earlier is None:
-        origin = "The command trained the adapter from nothing, and on none of the prompts of the table."
+        origin = "The command trained the adapter from scratch, and on none of the prompts of the table."
     else:  # an earlier run may have been trained on them
         origin = f"The command trained an earlier adapter further, whose weights have the SHA-256 `{earlier}`."
     return Section(
         "Speed",
-        f"Prompts were answered greedily, one at a time, token by token and {verified}, in turns, "
+        f"The model answered the prompts greedily, one at a time, with at most "
+        f"{report['settings']['max_new_tokens']} new tokens: token by token and {verified}, in turns, "
         f"in {results['dtype']}{fused}, on {escaped(report['device'])}, with {shown_versions(report['versions'])}, "
         f"{commit_text(report['commit'])}.\n\n"
         f"```bash\n{shown_command(report['command'])}\n```\n\n"
         f"{origin}\n\n"
         f"{table_of(results)}\n\n"
-        f"*Same text* counts the prompts whose answers are equal. *Full windows* are the tokens per forward with "
-        f"`query_cost=0`; by default a step leaves out MASKs that cost more time than they save. *Tokens/s* and "
-        f"*times as fast* are medians over the prompts, the latter with its quartiles.\n\n"
-        f"![Tokens per forward in training, and measured]({PLOT_FILE})",
+        f"*Same output* counts the prompts with the same output as token by token. *Tokens per pass* are new tokens "
+        f"per forward pass, and *full windows* the same with `query_cost=0`; by default WeDLM leaves out MASKs that "
+        f"cost more time than they save. *Tokens/s* and *times as fast* are medians over the prompts, the latter with "
+        f"the interquartile range.\n\n"
+        f"![Tokens per forward pass in training, and measured]({PLOT_FILE})",
     )
 
 
@@ -241,8 +244,8 @@ def labelled(results: dict[str, Any]) -> dict[str, dict]:
 
 def table_of(results: dict[str, Any]) -> str:
     """Returns a table of the measured numbers, a line for each kind of prompts."""
-    head = ["prompts", "number", "same text", "tokens per forward", "full windows", "tokens/s, token by token"]
-    lines = [[*head, "verified", "times as fast"]]
+    head = ["prompts", "number", "same output", "tokens per pass", "full windows", "tokens/s, token by token"]
+    lines = [[*head, "tokens/s, verified", "times as fast"]]
     for name, one in labelled(results).items():
         times, (low, high) = one["times_autoregressive"]["median"], one["times_autoregressive"]["quartiles"]
         full = one.get("tokens_per_forward_of_full_windows")  # since 0.3.0

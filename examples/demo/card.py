@@ -17,40 +17,38 @@ from wedlm.hub_card.reports import read_training
 METADATA = {"license": "apache-2.0", "language": "en", "tags": ["diffusion", "parallel-decoding"]}
 
 INTRODUCTION = """\
-It was made to try parallel decoding, and for tests and benchmarks. It answers six kinds of questions and nothing
-else. Some of them have one right text (counting), and others leave many choices (stories). It was trained from
-scratch, on generated data only. The steps of the training took {minutes} minutes on {device} ({threads} threads)."""
+It is a small model for trying parallel decoding, and for tests and benchmarks. It answers six kinds of questions and
+nothing else. Some kinds have one right answer (counting), others leave many choices (stories). The model was trained
+from scratch on generated data only; the training steps took {minutes} minutes on {device} ({threads} threads)."""
 
 CONDITIONS = """\
-Each decoding answered {num_examples:,} held-out questions of each kind, greedily, with at most 160 new tokens. None of
-these problems is in the training data, in any wording. The columns of the tables are:
+The model answered {num_examples:,} held-out questions of each kind with each decoding, greedily, with at most 160 new
+tokens. None of these problems is in the training data, in any wording. The columns of the tables are:
 
-- *Right*: the share of answers that a checker accepts. It runs functions, and follows the steps of a solution. A
-  story is right if it has the form that was asked for and keeps to the people, the thing and the place of the
-  question.
-- *Over autoregressive*: the 95 % interval of this share minus that of autoregressive decoding, in percentage points,
-  when the questions are resampled in pairs.
-- *NLL*: the negative log-likelihood of the answer, in nats per token, which this model computes for each token from
-  the tokens before it.
-- *Tokens/s*: the median at batch size 1, over {num_timed} questions of each kind in {rounds} rounds in which the
+- *Right*: the share of answers that a checker accepts. The checker runs functions and follows the steps of solutions.
+  It accepts a story that has the requested form and keeps to the people, the thing and the place of the question.
+- *Over autoregressive*: the 95 % confidence interval of this share minus that of autoregressive decoding on the same
+  questions, in percentage points.
+- *NLL*: the negative log-likelihood of the answer under this model, each token given the tokens before it, in nats
+  per token.
+- *Tokens/s*: the median at batch size 1, over {num_timed} questions of each kind in {rounds} rounds, in which the
   decodings take turns.
-- *Times as fast*: the speed as a multiple of autoregressive speed: the median, with the quartiles in brackets.
+- *Times as fast*: the speed as a multiple of autoregressive speed: the median, with the interquartile range.
 
 Measured on {device}, {threads} threads, {versions}, {commit}:"""
 
 EXPECTATIONS = """\
-- It answers questions like those that `examples/demo/` of the repository generates: in English, with numbers of at
-  most three digits. Its answer to any other question looks like an answer of the six kinds.
-- If a text leaves the model fewer choices, a forward can fill more tokens. Stories leave many, but the model was
-  trained on its own stories and tells nearly the same ones again.
-- A forward of a model this small consists mostly of overhead, so its tokens per second say little about large
-  models."""
+- The model answers questions like those that `examples/demo/` in the repository generates: in English, with numbers
+  of at most three digits. Any other question gets an answer that looks like one of the six kinds.
+- The more predictable the text, the more tokens a forward pass can fill. Stories leave many choices, but the model was
+  trained on its own stories, and tells nearly the same ones again.
+- Most of a forward pass of such a small model is overhead, so its tokens per second say little about large models."""
 
 RECIPE = """\
 In the repository, `make demo-model` trains such a checkpoint, and `make demo-report` measures it and writes this card.
-The sections on training and evaluation show the commands that did this, as they were named at their commits.
-Training uses the dual-stream objective of WeDLMTrainer. `training.json` holds the losses, and `report.json` all other
-numbers."""
+The sections on training and evaluation show the commands and versions of their commits; other versions of wedlm can be
+faster or slower. WeDLMTrainer trained the model with the dual-stream objective. `training.json` has the losses, and
+`report.json` all other numbers."""
 
 
 def content_of(folder: Path) -> CardContent:
@@ -94,7 +92,7 @@ def evaluation_section(report: dict) -> EvaluationSection:
 
 def kind_table(results: dict[str, dict]) -> str:
     """Returns the table of one kind, with a line for each decoding."""
-    head = ["decoding", "right", "over autoregressive", "tokens per forward", "cacheable", "NLL", "tokens/s"]
+    head = ["decoding", "right", "over autoregressive", "tokens per pass", "cacheable", "NLL", "tokens/s"]
     lines = [[*head, "times as fast"]]
     for decoding, result in results.items():
         least, most = (100 * points for points in result["accuracy_over_autoregressive_interval"])
@@ -117,9 +115,8 @@ def kind_table(results: dict[str, dict]) -> str:
 
 def likelihoods(held_out_nll: dict[str, float]) -> str:
     lines = [["kind", "NLL"], *([words(kind), number(nll, 3)] for kind, nll in held_out_nll.items())]
-    return (
-        f"The negative log-likelihood per token of the answers that the generators wrote, in nats:\n\n{table(lines)}"
-    )
+    title = "The negative log-likelihood of the generators' answers to held-out questions, in nats per token:"
+    return f"{title}\n\n{table(lines)}"
 
 
 def goals_table(report: dict) -> str:

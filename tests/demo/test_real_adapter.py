@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ from examples.real_adapter import write_prompts
 from wedlm.checkpoints.demo_folder import REAL_MODEL
 from wedlm.checkpoints.errors import CheckpointError
 from wedlm.checkpoints.resolve import ADAPTER_FILE, ADAPTER_WEIGHTS, GENERATION_FILE, base_of
+from wedlm.drafts.measure import adapter_card
 from wedlm.drafts.prompts import read_prompts
 from wedlm.hub_card.leaks import find_leak
-from wedlm.hub_card.reports import PLOT_FILE, REPORT_FILE, draft_section, labelled
+from wedlm.hub_card.reports import PLOT_FILE, REPORT_FILE, labelled
 
 PUBLISHED = REPOSITORY / "hub_card" / "smollm2-135m-adapter"
 
@@ -56,11 +58,14 @@ def test_the_base_is_found_from_any_folder_and_never_on_the_hub(tmp_path, monkey
     assert Path(base_of("clone/hub_card/adapter")).samefile(base)
 
 
-def test_the_card_shows_the_recorded_numbers():
+def test_the_card_is_written_from_the_report(tmp_path, monkeypatch):
     report = json.loads((PUBLISHED / REPORT_FILE).read_text(encoding="utf-8"))
-    section = draft_section(report)
-    card = (PUBLISHED / "README.md").read_text(encoding="utf-8")
-    assert f"## {section.title}\n\n{section.text}" in card
+    adapter, out = Path(shutil.copytree(PUBLISHED, tmp_path / PUBLISHED.name)), PUBLISHED.relative_to(REPOSITORY)
+    card = adapter_card(report, adapter.name, Path(REAL_MODEL).name)
+    (adapter / "README.md").write_text(card, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    real_adapter.publish(adapter, out)
+    assert (out / "README.md").read_text(encoding="utf-8") == (PUBLISHED / "README.md").read_text(encoding="utf-8")
     assert all(one["same_text_as_autoregressive"] == 1 for one in labelled(report["results"]).values())
     assert report["results"]["also"]["all"]["num_questions"] >= 20 and len(report["results"]["held_out"]) == 16
     assert not report["commit"].endswith("+changes")

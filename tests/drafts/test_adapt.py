@@ -228,8 +228,8 @@ def test_an_adapter_is_trained_further(place, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     earlier = sha256((place / "out" / ADAPTER_WEIGHTS).read_bytes()).hexdigest()
     assert f"trained an earlier adapter further, whose weights have the SHA-256 `{earlier}`" in card
-    assert "trained the adapter from nothing" not in card
-    assert "trained the adapter from nothing" in (place / "out" / "README.md").read_text(encoding="utf-8")
+    assert "trained the adapter from scratch" not in card
+    assert "trained the adapter from scratch" in (place / "out" / "README.md").read_text(encoding="utf-8")
     kept = {record["messages"][1]["content"] for record in records(answered)}
     made = records(tmp_path / "out.work" / "train.jsonl")
     assert made and {record["messages"][1]["content"] for record in made} <= kept
@@ -310,7 +310,7 @@ def test_an_export_takes_the_report_of_its_own_weights(place, tmp_path, monkeypa
     result = run("export", place / "out", tmp_path / "repository", *options)
     assert result.exit_code == 0, result.output
     card = (tmp_path / "repository" / "README.md").read_text(encoding="utf-8")
-    assert "## Speed" in card and "trained the adapter from nothing, and on none of the prompts" in card
+    assert "## Speed" in card and "trained the adapter from scratch, and on none of the prompts" in card
     assert (tmp_path / "repository" / "drafts.png").read_bytes() == (place / "out" / "drafts.png").read_bytes()
     monkeypatch.setattr("wedlm.hub_card.export.run_snippet", lambda *_: None)  # it has run, in a process
     result = run("export", place / "out", tmp_path / "whole", "--license", "mit")

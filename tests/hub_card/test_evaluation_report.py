@@ -33,7 +33,7 @@ wedlm eval model --out eval.json
 
 wedlm-demo/counting, split test: 1,000 examples, 0 shots.
 
-| decoding | exact_match ↑ | exact_match, strict\\|match ↑ | tokens per forward | cacheable | tokens/s |
+| decoding | exact_match ↑ | exact_match, strict\\|match ↑ | tokens per pass | cacheable | tokens/s |
 | --- | ---: | ---: | ---: | ---: | ---: |
 | streaming, threshold 0.1 | 0.930 ± 0.010 | 0.500 | 2.35 | 0.50 | 1,234 |
 | streaming, threshold none | 0.930 ± 0.010 |  | 2.35 | 0.50 | 1,234 |

@@ -182,8 +182,8 @@ def test_the_card_of_a_base_with_its_adapter(tmp_path, unchecked):
         "base_model": "me/before", "base_model_relation": "adapter", "tags": ["wedlm", "transformers"],
     }  # fmt: skip
     text = " ".join(card.text.split())
-    assert "It contains a draft adapter of rank 4: low-rank products on down_proj, gate_proj," in text
-    assert "writes the text of [me/before](https://huggingface.co/me/before), up to rounding" in text
+    assert "It contains a draft adapter, a LoRA of rank 4 on down_proj, gate_proj," in text
+    assert "the same output as [me/before](https://huggingface.co/me/before), up to rounding" in text
 
 
 def test_a_base_on_the_hub_is_the_base_model(tmp_path, unchecked, monkeypatch):

@@ -32,18 +32,18 @@ NAMES = (
 CARD = """\
 # {name}
 
-A draft adapter of rank {rank} for {model}: a LoRA and an embedding of MASK, which act at MASK tokens and nowhere else.
-So verified decoding with it writes the text of its base, up to rounding, in fewer forwards.
+A draft adapter of rank {rank} for {model}: a LoRA and an embedding for MASK, active at MASK tokens only. With it,
+verified decoding writes several tokens per forward pass, with the same output as the base, up to rounding.
 
 ```bash
 wedlm generate {name} "Why is the sky blue?"
 ```
 
-In Python `import wedlm` comes first, and then `PeftModel.from_pretrained` and the Auto classes know the adapter;
-without it they say `KeyError: 'WEDLM_DRAFT'`. The tokenizer is that of the base.
+In Python, `import wedlm` comes first: it lets `PeftModel.from_pretrained` and the Auto classes load the adapter.
+Without it they raise `KeyError: 'WEDLM_DRAFT'`. The tokenizer is that of the base.
 
-`wedlm export {name} REPOSITORY` makes one repository of the base and the adapter, for the Hub; with `--adapter-only`
-the adapter goes alone.
+`wedlm export {name} REPOSITORY` makes a repository for the Hub with the base and the adapter, or with
+`--adapter-only` of the adapter alone.
 
 ## {title}
 
@@ -108,15 +108,20 @@ def write_adapter_report(settings: AdaptSettings, results: dict[str, Any], folde
     """Writes report.json, the plot and the card, and prints the table."""
     write_report(folder / REPORT_FILE, results, results["device"], ("peft",), settings=record_of(settings))
     plot(results, folder / PLOT_FILE)
-    section = draft_section(json.loads((folder / REPORT_FILE).read_text(encoding="utf-8")))
-    model = escaped(Path(settings.model).resolve().name if Path(settings.model).is_dir() else settings.model)
-    card = CARD.format(name=name, rank=settings.rank, model=model, title=section.title, text=section.text)
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    model = Path(settings.model).resolve().name if Path(settings.model).is_dir() else settings.model
+    report = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))
+    (folder / "README.md").write_text(adapter_card(report, name, model), encoding="utf-8")
     print(table_of(results))
     print(
-        "Tokens/s are medians over the prompts. Times as fast is the median of the ratios of single prompts, with its "
-        "quartiles, and not the ratio of these medians."
+        "Tokens/s are medians over the prompts. Times as fast is the median of the speed-ups of single prompts, with "
+        "the interquartile range; it is not the ratio of these medians."
     )
+
+
+def adapter_card(report: dict[str, Any], name: str, model: str) -> str:
+    """The card of an adapter by the report of its measurement; `name` is its folder's, and `model` its base's."""
+    section, rank = draft_section(report), report["settings"]["rank"]
+    return CARD.format(name=name, rank=rank, model=escaped(model), title=section.title, text=section.text)
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

@@ -110,8 +110,8 @@ def make_card(content: CardContent) -> ModelCard:
     )
     if card.data.to_dict() != data.to_dict():
         raise CheckpointError(
-            f"The metadata of the card is another when it is read again: {data.to_dict()}; change --name or the "
-            "evaluation files that it comes from."
+            f"huggingface_hub reads the metadata of the card differently than it was written: {data.to_dict()}; "
+            "change --name, or the evaluation files that it comes from."
         )
     return card
 

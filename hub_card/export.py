@@ -88,7 +88,7 @@ def export(
 
 @contextmanager
 def as_wedlm(name: str, folder: Path, out: Path, adapter: Path | None) -> Iterator[Path]:
-    """The folder of a checkpoint; where a draft adapter was trained on a stock model, that of its conversion."""
+    """Yields the folder of a checkpoint, or of its conversion if it is a stock model with a draft adapter."""
     if adapter is None or read_config(name, folder).get("model_type") not in STOCK_FAMILIES:
         yield folder
         return
@@ -176,8 +176,8 @@ def write_adapter(checkpoint: Checkpoint, base: str, new: Path) -> None:
 
 def partial_runs(options: CardOptions, content: CardContent) -> list[str]:
     return [
-        f"{path} is of a run with --limit {evaluation.limit}; the card calls it partial, and the metadata leaves it "
-        "out."
+        f"{path} comes from a run with --limit {evaluation.limit}; the card calls it partial, and the metadata leaves "
+        "it out."
         for path, evaluation in zip(options.evaluation_files, content.evaluations, strict=True)
         if evaluation.limit is not None
     ]
@@ -216,7 +216,7 @@ def run_snippet(folder: Path, repository: str, bases: dict[str, Path] | None = N
             link.symlink_to(target.absolute(), target_is_directory=True)
         environment = environment_without_secrets() | {
             "HOME": str(home),
-            "PYTHONUSERBASE": site.getuserbase(),  # packages of the user are found although the home is another
+            "PYTHONUSERBASE": site.getuserbase(),  # finds the user's packages in spite of the other home
             "HF_HOME": str(home / "huggingface"),
             "HF_MODULES_CACHE": str(home / "modules"),
             "HF_HUB_OFFLINE": "1",
@@ -233,11 +233,11 @@ def run_snippet(folder: Path, repository: str, bases: dict[str, Path] | None = N
         )
     if ran.returncode:
         *_, last_line = ["", *filter(None, map(str.strip, ran.stderr.splitlines()))]
-        reason = last_line if ran.returncode > 0 else f"signal {-ran.returncode}, as when memory is short"
+        reason = last_line if ran.returncode > 0 else f"signal {-ran.returncode}, as if memory ran out"
         where = "" if bases else " without wedlm"
         raise CheckpointError(
             f"The snippet of the card does not run{where} ({one_line(reason)}); correct the checkpoint, or "
-            "export on a machine with room for it."
+            "export on a machine with enough memory."
         )
 
 
@@ -245,27 +245,28 @@ def run_snippet(folder: Path, repository: str, bases: dict[str, Path] | None = N
 
 
 def check_push(repository: str | None, private: bool) -> None:
-    """Refuses a name that is none of a repository, and a user who is not logged in; None is no push."""
+    """Refuses a repository that is not a valid name, and a user who is not logged in; None means no push."""
     if repository is None:
         if private:
             raise CheckpointError(
-                "--private is about the repository of --push; pass --push REPO with it, or leave it out."
+                "--private applies to the repository of --push; pass --push OWNER/NAME with it, or leave it out."
             )
         return
     try:
         validate_repo_id(repository)
         if repository.count("/") != 1:
-            raise ValueError("there is no owner before it")
+            raise ValueError("it has no owner")
     except ValueError as error:
         raise CheckpointError(
-            f"--push {repository} names no repository ({one_line(error)}); give OWNER/NAME, such as me/my-wedlm."
+            f"--push {repository} is not the name of a repository ({one_line(error)}); pass OWNER/NAME, such as "
+            "me/my-wedlm."
         ) from error
     try:
         HfApi().whoami()
     except Exception as error:  # of any kind: no token, a wrong one, no network
         raise CheckpointError(
-            f"--push {repository} needs the Hub, which refuses ({one_line(error)}); log in with `hf auth login`, or "
-            "leave --push out."
+            f"--push {repository} needs the Hub, where the login failed ({one_line(error)}); log in with `hf auth "
+            "login`, or leave --push out."
         ) from error
 
 
@@ -279,11 +280,11 @@ def push_folder(out: Path, repository: str, private: bool, card: ModelCard) -> s
         card.validate()
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         if private and not api.model_info(repository).private:
-            raise ValueError("it was there before, and is public")
+            raise ValueError("it already exists and is public")
         api.upload_folder(repo_id=repository, folder_path=out)
     except Exception as error:  # of any kind: the Hub's, the network's
         raise CheckpointError(
-            f"{out} is complete, and was not pushed to {repository} ({one_line(error)}); once the reason is gone, "
-            f"run `hf upload {repository} {shlex.quote(str(out))}`."
+            f"{out} is complete, but the push to {repository} failed ({one_line(error)}); fix the cause, and run "
+            f"`hf upload {repository} {shlex.quote(str(out))}`."
         ) from error
     return str(url)

@@ -19,7 +19,7 @@ FOLDER = "custom_generate"  # the name that transformers looks for
 
 
 def export_strategy(out: str | os.PathLike, base: str | None = None, overwrite: bool = False) -> Path:
-    """Writes the card and the code; with `base` also that checkpoint's files, which then decodes so by itself."""
+    """Writes the card and the code; with `base` also the files of that checkpoint, which then decodes verified."""
     out = check_out(out, overwrite)
     if base is not None:
         source = checkpoint_folder(base, with_weights=True)
@@ -27,8 +27,8 @@ def export_strategy(out: str | os.PathLike, base: str | None = None, overwrite: 
         check_apart(out, source)
         if read_config(base, source).get("auto_map"):
             raise CheckpointError(
-                f"{base} names code of its own (auto_map in config.json), which is not copied; leave MODEL out, and "
-                "pass custom_generate= to its generate()."
+                f"{base} names code of its own (auto_map in config.json), which an export does not copy; leave MODEL "
+                "out, and pass custom_generate= to its generate()."
             )
     with complete_or_absent(out, overwrite) as new:
         (new / FOLDER).mkdir()

@@ -54,7 +54,7 @@ def without_leaks(text: str) -> str:
 
 
 def check_leaks(model: object, new: Path, places: list[Path], has_new_card: bool = True) -> None:
-    """Refuses files with secrets or local paths; in files of weights it reads the metadata of the header alone.
+    """Refuses files with secrets or local paths; of files of weights it only reads the metadata in the header.
 
     The files in `new` were made from those of `model`, but for the card if it is a new one. `places` are found as they
     are written, and as what they resolve to.
@@ -68,14 +68,13 @@ def check_leaks(model: object, new: Path, places: list[Path], has_new_card: bool
         if leak := find_leak(text, places, secrets):
             name = path.relative_to(new).as_posix()
             source = "the texts of the card" if name == "README.md" and has_new_card else f"that file of {model}"
-            raise CheckpointError(f"{name} would hold {leak}; remove it from {source}, and export again.")
+            raise CheckpointError(f"{name} would contain {leak}; remove it from {source}, and export again.")
 
 
 def find_leak(text: str, places: list[Path], secrets: set[str]) -> str | None:
-    """Names what a text holds that must not be published, without repeating a secret; None if there is nothing.
+    """Names what must not be published in a text, without repeating a secret; None if there is nothing.
 
-    Searched are `places` and `secrets`, besides the home, the current and the temporary folder, and secrets that are
-    known by their form.
+    It searches for `places`, `secrets`, secrets of known forms, and the home, the current and the temporary folder.
     """
     if SECRETS.search(text) or any(secret in text for secret in secrets):
         return "a token, a key or another secret"

@@ -92,7 +92,7 @@ def of_adapter(metadata: dict[str, Any], base: str) -> dict[str, Any]:
 def base_on_hub(folder: Path, options: CardOptions, adapter: Path | None) -> str:
     """Returns the name by which others get the base, in `folder`, of a draft adapter that is published alone."""
     if adapter is None:
-        raise CheckpointError(f"{folder} is no draft adapter, and --adapter-only is about one; leave it out.")
+        raise CheckpointError(f"{folder} is not a draft adapter; leave out --adapter-only, which needs one.")
     names = options.base_models or ([] if Path(base_of(adapter)).is_dir() else [base_of(adapter)])
     if len(names) != 1 or not re.fullmatch(HUB_NAME, names[0]):
         raise CheckpointError(
@@ -106,12 +106,12 @@ def check_licence(metadata: dict[str, Any], readme: Path) -> None:
     value = metadata.get("license")
     if value is None:
         raise CheckpointError(
-            f"No licence is given, neither in {readme} nor here; pass --license, such as apache-2.0."
+            f"There is no licence, neither in {readme} nor in the options; pass --license, such as apache-2.0."
         )
     if value not in LICENCES:
         near = get_close_matches(str(value).lower(), LICENCES) or ["apache-2.0", "mit"]
         raise CheckpointError(
-            f"license={value!r} is not written as on the Hub; pass --license with one of its identifiers, such as "
+            f"license={value!r} is not an identifier of the Hub; pass --license with one that is, such as "
             f"{' or '.join(near)}, or write 'other' with a license_name and a license_link into {readme}."
         )
     if value == "other" and not {"license_name", "license_link"} <= metadata.keys():
@@ -123,18 +123,19 @@ def check_licence(metadata: dict[str, Any], readme: Path) -> None:
 
 def check_language(name: str, value: object) -> None:
     if not isinstance(value, str) or not LANGUAGE.fullmatch(value):
-        raise CheckpointError(f"{name}={value!r} is no code of a language; pass --language with one like en or deu.")
+        raise CheckpointError(f"{name}={value!r} is not a language code; pass --language with one, such as en or deu.")
 
 
 def check_hub_name(name: str, value: object) -> None:
     option = {"base_model": "--base-model", "datasets": "--dataset"}[name]
     try:
         if not isinstance(value, str):
-            raise ValueError("it is no text")
+            raise ValueError("it is not a string")
         validate_repo_id(value)
     except ValueError as error:
         raise CheckpointError(
-            f"{name}={value!r} is no name on the Hub ({one_line(error)}); pass {option} with one like Qwen/Qwen3-8B."
+            f"{name}={value!r} is not a name on the Hub ({one_line(error)}); pass {option} with one, such as "
+            "Qwen/Qwen3-8B."
         ) from error
 
 

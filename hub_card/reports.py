@@ -23,7 +23,7 @@ def read_report(path: Path, parse: Callable[[Any], Any], command: str) -> Any:
         return parse(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is no file that `{command}` wrote ({type(error).__name__}: {error}); pass one that is."
+            f"{path} is not a file of `{command}` ({type(error).__name__}: {error}); pass one that is."
         ) from error
 
 
@@ -43,7 +43,7 @@ def read_evaluation(path: Path, digests: dict[str, str], model: str | os.PathLik
 
     measured, evaluation = read_report(path, parse, "wedlm eval")
     if measured != [digests.get(name) for name in DIGESTS]:
-        raise CheckpointError(f"{path} is about other weights than those of {model}; run `wedlm eval {model}` again.")
+        raise CheckpointError(f"{path} measured other weights than those of {model}; run `wedlm eval {model}` again.")
     return evaluation
 
 
@@ -202,7 +202,7 @@ def read_draft_report(path: Path, digests: dict[str, str], adapter: Path) -> Sec
     measured, section = read_report(path, parse, "wedlm adapt")
     if measured != digests:
         raise CheckpointError(
-            f"{path} is about other weights than those of {adapter} and its base; remove it, and export again."
+            f"{path} measured other weights than those of {adapter} and its base; remove it, and export again."
         )
     return section
 

@@ -321,7 +321,7 @@ def test_an_export_takes_the_report_of_its_own_weights(place, tmp_path, monkeypa
     weights = {name: -tensor for name, tensor in load_file(other / ADAPTER_WEIGHTS).items()}
     save_file(weights, other / ADAPTER_WEIGHTS, {"format": "pt"})
     result = run("export", other, tmp_path / "refused", *options)
-    assert result.exit_code == 2 and "is about other weights than those of" in result.stderr
+    assert result.exit_code == 2 and "measured other weights than those of" in result.stderr
     assert not (tmp_path / "refused").exists()
 
 

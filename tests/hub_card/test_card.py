@@ -35,5 +35,5 @@ def test_whatever_is_said_the_card_says_it(read, title, prompt, repository, labe
 
 def test_metadata_that_changes_when_it_is_read_is_refused(read):
     content = card_content(read, CardOptions("mit"), "name")
-    with pytest.raises(CheckpointError, match="is another when it is read again"):
+    with pytest.raises(CheckpointError, match="reads the metadata of the card differently"):
         make_card(replace(content, metadata={"license": "mit", "language": "e\x85n"}))

@@ -60,7 +60,9 @@ def test_the_score_of_a_partial_run_is_not_the_models(tmp_path, model, unchecked
     whole = write_evaluation(tmp_path / "whole.json", model, [result_of(title="All")])
     only_part = run(model, tmp_path / "one", "--license", "mit", "--eval", part)
     both = run(model, tmp_path / "two", "--license", "mit", "--eval", part, "--eval", whole)
-    note = f"Note: {part} is of a run with --limit 20; the card calls it partial, and the metadata leaves it out.\n"
+    note = (
+        f"Note: {part} comes from a run with --limit 20; the card calls it partial, and the metadata leaves it out.\n"
+    )
     for result, folder, entries, unmeasured in ((only_part, "one", 0, True), (both, "two", 1, False)):
         assert result.exit_code == 0 and result.stdout.count(note) == 1, result.output
         card = ModelCard.load(tmp_path / folder / "README.md")
@@ -73,11 +75,11 @@ def test_the_score_of_a_partial_run_is_not_the_models(tmp_path, model, unchecked
 @pytest.mark.parametrize(
     "fields, sentence",
     [
-        ({"weights_sha256": "0" * 64}, "is about other weights than those of MODEL; run `wedlm eval MODEL` again."),
-        ({"results": []}, "is no file that `wedlm eval` wrote (ValueError: it has no results); pass one that is."),
+        ({"weights_sha256": "0" * 64}, "measured other weights than those of MODEL; run `wedlm eval MODEL` again."),
+        ({"results": []}, "is not a file of `wedlm eval` (ValueError: it has no results); pass one that is."),
         (
             {"results": [{"task": "counting"}]},
-            "is no file that `wedlm eval` wrote (KeyError: 'metrics')",
+            "is not a file of `wedlm eval` (KeyError: 'metrics')",
         ),
     ],
 )
@@ -89,7 +91,7 @@ def test_evaluation_files_that_are_refused(tmp_path, model, fields, sentence):
 
 def test_an_evaluation_file_that_cannot_be_read(tmp_path, model, unchecked):
     arguments = (model, tmp_path / "out", "--license", "mit", "--eval", tmp_path / "eval.json")
-    assert "eval.json is no file that `wedlm eval` wrote (FileNotFoundError: [Errno 2] No" in refused(*arguments)
+    assert "eval.json is not a file of `wedlm eval` (FileNotFoundError: [Errno 2] No" in refused(*arguments)
     metric = result_of()["metrics"][0] | {"value": float("nan")}
     write_evaluation(tmp_path / "eval.json", model, [result_of(metrics=[metric])])
     assert "(ValueError: exact_match of demo_counting is nan)" in refused(*arguments)

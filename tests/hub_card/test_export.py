@@ -83,7 +83,7 @@ def test_a_leak_in_any_file_is_refused(tmp_path, model, unchecked, name, leak):
     sentence = refused(model, tmp_path / "out", "--license", "mit", "--name", title)
     what = "a token, a key or another secret" if leak == TOKEN else f"the local path {leak}"
     source = "the texts of the card" if name == "README.md" else f"that file of {model}"
-    assert sentence == f"{name} would hold {what}; remove it from {source}, and export again.\n"
+    assert sentence == f"{name} would contain {what}; remove it from {source}, and export again.\n"
     assert unchecked == []
 
 
@@ -206,7 +206,7 @@ def test_files_that_belong_to_an_adapter(tmp_path, unchecked):
     both = write_evaluation(tmp_path / "both.json", tmp_path / "base", **digests(tmp_path / "base", adapter))
     arguments = (adapter, tmp_path / "out", "--license", "mit", "--eval")
     assert f"than those of {adapter}; run `wedlm eval {adapter}` again" in refused(*arguments, of_base)
-    assert "is about other weights" in refused(tmp_path / "base", *arguments[1:], both)
+    assert "measured other weights" in refused(tmp_path / "base", *arguments[1:], both)
     assert run(*arguments, both).exit_code == 0
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == own
 
@@ -281,7 +281,7 @@ def test_the_card_of_an_adapter_alone(tmp_path, unchecked, monkeypatch):
 def test_adapters_alone_that_are_refused(tmp_path, model, unchecked):
     adapter = save_base_and_adapter(tmp_path)
     arguments = (adapter, tmp_path / "out", *ADAPTER_ONLY)
-    assert f"{model} is no draft adapter, and --adapter-only is about one" in refused(model, *arguments[1:])
+    assert f"{model} is not a draft adapter; leave out --adapter-only" in refused(model, *arguments[1:])
     sentence = (
         f"Others need one name on the Hub for {tmp_path / 'base'}, the base of {adapter}; pass --base-model once"
     )
@@ -291,8 +291,8 @@ def test_adapters_alone_that_are_refused(tmp_path, model, unchecked):
     same = refused(adapter, tmp_path / "me", *ADAPTER_ONLY, *name)
     assert "load the adapter as me and its base as me/base, which cannot both be folders; choose another name" in same
     edit(adapter / "adapter_config.json", revision="/home/me/model")
-    assert refused(*arguments, *name).startswith("adapter_config.json would hold the local path /home/me/model; ")
+    assert refused(*arguments, *name).startswith("adapter_config.json would contain the local path /home/me/model; ")
     edit(adapter / "adapter_config.json", revision=None)
     weights = load_file(adapter / "adapter_model.safetensors")
     save_file(weights, adapter / "adapter_model.safetensors", {"from": TOKEN})
-    assert refused(*arguments, *name).startswith("adapter_model.safetensors would hold a token")
+    assert refused(*arguments, *name).startswith("adapter_model.safetensors would contain a token")

@@ -33,16 +33,16 @@ def test_the_command_line_wins_over_the_readme(tmp_path):
 @pytest.mark.parametrize(
     "yaml, options, sentence",
     [
-        ("", {}, "No licence is given, neither in "),
+        ("", {}, "There is no licence, neither in "),
         (
             "license: Apache-2.0",
             {},
-            "license='Apache-2.0' is not written as on the Hub; pass --license with one of its identifiers, such",
+            "license='Apache-2.0' is not an identifier of the Hub; pass --license with one that is, such",
         ),
         ("license: mit", {"license": "other"}, "The licence 'other' needs a license_name and a license_link; "),
-        ("license: mit", {"base_models": ["../out/full"]}, "base_model='../out/full' is no name on the Hub ("),
-        ("license: mit\ndatasets: [3]", {}, "datasets=3 is no name on the Hub (it is no text); "),
-        ("license: mit\nlanguage: no", {}, "language=False is no code of a language; pass --language with one"),
+        ("license: mit", {"base_models": ["../out/full"]}, "base_model='../out/full' is not a name on the Hub ("),
+        ("license: mit\ndatasets: [3]", {}, "datasets=3 is not a name on the Hub (it is not a string); "),
+        ("license: mit\nlanguage: no", {}, "language=False is not a language code; pass --language with one"),
         ("license: [mit", {}, "README.md cannot be read (while parsing"),
     ],
 )

@@ -40,10 +40,10 @@ def test_what_is_private_stays_so(tmp_path, model, hub):
     hub.create_repo.assert_called_with("me/model", private=True, exist_ok=True)
     hub.model_info.return_value.private = False
     result = run(*arguments)
-    assert result.exit_code == 2 and "(it was there before, and is public)" in result.stderr
+    assert result.exit_code == 2 and "(it already exists and is public)" in result.stderr
     hub.upload_folder.assert_called_once()
     sentence = refused(model, tmp_path / "new", "--private")
-    assert "--private is about the repository of --push; pass --push REPO" in sentence
+    assert "--private applies to the repository of --push; pass --push OWNER/NAME" in sentence
 
 
 @pytest.mark.parametrize("step", ["validate", "upload_folder"])
@@ -52,7 +52,7 @@ def test_a_push_that_fails_leaves_the_folder(tmp_path, model, hub, step):
     result = run(model, tmp_path / "my out", "--license", "mit", "--push", "me/model")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"{tmp_path / 'my out'} is complete, and was not pushed to me/model (no room); once the reason is gone, "
+        f"{tmp_path / 'my out'} is complete, but the push to me/model failed (no room); fix the cause, and "
         f"run `hf upload me/model '{tmp_path / 'my out'}'`.\n"
     )
     assert names(tmp_path / "my out") == WHOLE | TOKENIZER
@@ -61,12 +61,12 @@ def test_a_push_that_fails_leaves_the_folder(tmp_path, model, hub, step):
 @pytest.mark.parametrize("repository", ["model", "me/a b"])
 def test_a_push_to_what_is_no_repository(tmp_path, model, hub, repository):
     sentence = refused(model, tmp_path / "out", "--license", "mit", "--push", repository)
-    assert f"{repository} names no repository (" in sentence and "give OWNER/NAME" in sentence
+    assert f"{repository} is not the name of a repository (" in sentence and "pass OWNER/NAME" in sentence
     assert hub.method_calls == []
 
 
 def test_a_push_without_a_token_is_refused_before_all_work(tmp_path, hub):
     hub.whoami.side_effect = OSError("no token")
     sentence = refused("nothing", tmp_path / "out", "--push", "me/model")
-    assert "--push me/model needs the Hub, which refuses (no token); log in with `hf auth login`" in sentence
+    assert "--push me/model needs the Hub, where the login failed (no token); log in with `hf auth login`" in sentence
     assert hub.method_calls == [call.whoami()]

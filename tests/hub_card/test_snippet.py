@@ -51,7 +51,7 @@ assert Path("me/adapter/README.md").exists() and Path("me/base").is_dir()
     "code, reason",
     [
         ("raise ValueError('one\\n\\n  and two')", "and two"),
-        ("import os; os.kill(os.getpid(), 9)", "signal 9, as when memory is short"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9, as if memory ran out"),
     ],
 )
 def test_a_snippet_that_fails(tmp_path, code, reason):

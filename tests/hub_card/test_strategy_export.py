@@ -81,7 +81,7 @@ def test_a_leak_in_a_file_of_the_base_is_refused(name, tmp_path):
         (base / name).write_text(text.replace('"llama"', f'"llama", "from": "{TOKEN}"').replace("A model.", TOKEN))
     result = run("export", base, "--strategy", out)
     secret = "a token, a key or another secret"
-    assert result.stderr == f"{name} would hold {secret}; remove it from that file of {base}, and export again.\n"
+    assert result.stderr == f"{name} would contain {secret}; remove it from that file of {base}, and export again.\n"
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 

@@ -46,4 +46,4 @@ def test_a_training_file_that_is_none(tmp_path, model, unchecked):
     shutil.rmtree(tmp_path / "out")
     for content, sentence in (("{}", "KeyError: 'results'"), ('{"log": []}', "IndexError: "), ("[]", "TypeError: ")):
         (tmp_path / "other.json").write_text(content)
-        assert f"other.json is no file that `wedlm train` wrote ({sentence}" in refused(*arguments)
+        assert f"other.json is not a file of `wedlm train` ({sentence}" in refused(*arguments)

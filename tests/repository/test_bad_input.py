@@ -105,8 +105,8 @@ COMMANDS = [
 ]  # fmt: skip
 # These need torch, or transformers' arguments.
 SLOWER_COMMANDS = [
-    ("export model out", "No licence is given, neither in model/README.md nor here; pass --license, *."),
-    ("export model out --license mit --eval gone.json", "gone.json is no file that `wedlm eval` wrote (*); pass *."),
+    ("export model out", "There is no licence, neither in model/README.md nor in the options; pass --license, *."),
+    ("export model out --license mit --eval gone.json", "gone.json is not a file of `wedlm eval` (*); pass *."),
     ("train run.yaml --train_data empty.jsonl", "There is no record in empty.jsonl; give a file with at least one."),
     ("train run.yaml --train_data broken.jsonl", "broken.jsonl, line 2 is no JSON (*); correct it."),
     ("train run.yaml --output_dir run.yaml", "output_dir=run.yaml cannot be written (Not a directory: *); choose *."),

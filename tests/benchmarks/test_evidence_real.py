@@ -128,11 +128,13 @@ def test_a_record_of_another_machine_becomes_columns(evidence_real, load_benchma
     cells = {
         line.split(" | ")[0].removeprefix("| "): [cell.strip() for cell in line.split("|")[2:-1]] for line in lines
     }
-    assert cells[evidence_real.OPENVINO][:2] == ["", ""] and all(cells[evidence_real.OPENVINO][2:])
-    assert cells[evidence_real.FUSED_VERIFIED][0].startswith("9.87 (")
+    assert cells[evidence_real.OPENVINO][2:] == ["", ""] and all(cells[evidence_real.OPENVINO][:2])
+    assert cells[evidence_real.FUSED_VERIFIED][2].startswith("9.87 (")
     assert evidence_real.lowest(records).cpu == ours.cpu
-    assert f"{other['cpu']}, has 9.87" in evidence_real.headline(records)
-    assert "9.87×" in evidence_real.overview(records)
+    assert f"9.87x on {other['cpu']}" in evidence_real.headline(records)
+    assert "9.87×" in evidence_real.overview(records) and "except" not in evidence_real.compared(records)
+    evidence_real.draw_overview(records, tmp_path)
+    assert (tmp_path / evidence_real.CHART).read_bytes().startswith(b"\x89PNG")
     (page, *_) = load_benchmark("evidence").pages().values()
     assert "no other library" in page and f"**{other['cpu']}, float32, one at a time,**" in page
 
@@ -140,8 +142,25 @@ def test_a_record_of_another_machine_becomes_columns(evidence_real, load_benchma
         cell["ways"][evidence_real.FUSED_VERIFIED]["times_generate"]["median"] = 0.12
     evidence_real.file_of(other["cpu"], "float32").write_text(json.dumps(other), encoding="utf-8")
     records = evidence_real.read_records()
-    assert "is 0.12 times as fast" in evidence_real.headline(records)
+    assert "generates 0.12x as fast" in evidence_real.headline(records)
     assert "0.12×" in evidence_real.overview(records)
+    for cell in other["results"]["cells"]:
+        cell["ways"][evidence_real.VLLM] = cell["ways"][evidence_real.PLAIN] | {
+            "times_generate": {"median": 99, "quartiles": [99, 99]}
+        }
+    evidence_real.file_of(other["cpu"], "float32").write_text(json.dumps(other), encoding="utf-8")
+    told = evidence_real.compared(evidence_real.read_records())
+    assert "except for vLLM in float32, one at a time, on AMD EPYC, AVX2; vLLM in float32, 8 at once, on" in told
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "generation"),
+    [(25, 1, "Zen 3"), (25, 17, "Zen 4"), (25, 160, "Zen 4"), (26, 2, "Zen 5"), (6, 143, "family 6 model 143")],
+)
+def test_the_generation_of_a_cpu_is_part_of_its_name(evidence_real, family, model, generation):
+    info = f"vendor_id\t: some\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: EPYC\n"
+    assert evidence_real.generation_of(info) == generation
+    assert evidence_real.generation_of("") == ""
 
 
 def test_every_round_counts_beside_generate_in_the_same_round(evidence_real):

@@ -44,7 +44,9 @@ def test_every_block_compiles(block):
             assert words[1:] == [".venv/bin/activate"]
         elif words[0] == "pip":
             (address,) = re.findall(r'^ADDRESS = "(.*)"', (REPOSITORY / "setup.py").read_text(encoding="utf-8"), re.M)
-            assert words[1:] == ["install", f"wedlm[train,serve,eval] @ git+{address or 'ADDRESS'}"]
+            extras = "[train,serve,eval]"
+            wanted = [f"wedlm{extras} @ git+{address}"] if address else ["-e", f".{extras}"]  # in a clone
+            assert words[1:] == ["install", *wanted]
         elif words[0] == "make":
             assert f"\n{words[1]}:" in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
         else:
@@ -86,7 +88,7 @@ def test_the_code_runs_in_its_order(newcomers_folder):
 
 
 def test_the_numbers_are_measured(monkeypatch):
-    """The table and the times of the first commands are written from files, and elsewhere README claims nothing."""
+    """Tables, statements about them and the first commands' times come from files; README claims nothing else."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     page = import_module("evidence_real")
     records = page.read_records()
@@ -95,10 +97,10 @@ def test_the_numbers_are_measured(monkeypatch):
     assert page.overview(records) in README
     prose = re.sub(r"```.*?```", "", README.replace(page.overview(records), ""), flags=re.DOTALL)
     prose = " ".join(prose.split())
-    assert page.headline(records) in prose
-    on_a_gpu = import_module("evidence").gpu_headline()
-    assert on_a_gpu in prose
-    prose = prose.replace(page.headline(records), "").replace(on_a_gpu, "")
+    evidence = import_module("evidence")
+    for told in (page.headline(records), page.compared(records), evidence.gpu_headline(), evidence.demo_headline()):
+        assert told in prose
+        prose = prose.replace(told, "")
     claims = re.findall(
         r"\d[\d.,]* ?(?:%|×|times\b|x\b|ms\b|s\b|seconds|minutes|hours|[MG]B|tokens|parameters)", prose
     )

@@ -45,7 +45,7 @@ EXTENSIONS = [
 
 setup(
     name="wedlm",
-    version="0.3.0.dev0",
+    version="0.4.0.dev0",
     description="WeDLM, a language model that decodes several tokens per forward, native to transformers",
     long_description=open("README.md", encoding="utf-8").read(),
     long_description_content_type="text/markdown",

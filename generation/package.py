@@ -3,7 +3,7 @@
 from importlib import import_module
 from types import ModuleType
 
-VERSION = "0.3.0.dev0"
+VERSION = "0.4.0.dev0"
 OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS = "5.17", "5.24"
 
 

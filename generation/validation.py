@@ -35,7 +35,7 @@ from wedlm.generation.transformers_internals import CACHE, attention_of, drops_c
 
 logger = logging.get_logger(__name__)
 REMEDY_OF_CONVERTED = (
-    'pass decoding="verified", or train it by `wedlm train` (if it was trained before 0.3.0, set mask_trained to true '
+    'pass decoding="verified", or train it by `wedlm train` (if it was trained before 0.4.0, set mask_trained to true '
     "in its config.json)"
 )
 REMEDY_OF_STOCK = (

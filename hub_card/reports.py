@@ -211,7 +211,7 @@ def draft_section(report: dict[str, Any]) -> Section:
     """Returns what the adapter brings, with the command and the conditions of the measurement."""
     results = report["results"]
     fused = f", fused ({results['product']})" if results.get("product") else ""
-    given = {name: results["arguments"].get(name) for name in ("window_size", "query_cost")}  # the cost since 0.3.0
+    given = {name: results["arguments"].get(name) for name in ("window_size", "query_cost")}  # the cost since 0.4.0
     shown = ", ".join(f"`{name}={value}`" for name, value in given.items() if value is not None)
     verified = f"verified ({shown})" if shown else "verified"
     earlier = report["settings"]["start_from"]  # the SHA-256 of its weights
@@ -248,7 +248,7 @@ def table_of(results: dict[str, Any]) -> str:
     lines = [[*head, "tokens/s, verified", "times as fast"]]
     for name, one in labelled(results).items():
         times, (low, high) = one["times_autoregressive"]["median"], one["times_autoregressive"]["quartiles"]
-        full = one.get("tokens_per_forward_of_full_windows")  # since 0.3.0
+        full = one.get("tokens_per_forward_of_full_windows")  # since 0.4.0
         lines.append(
             [
                 escaped(name),

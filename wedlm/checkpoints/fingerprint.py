@@ -28,7 +28,7 @@ class Fingerprint(NamedTuple):
     weights: str | None  # of all weights in bfloat16, to which those of every dtype but float16 round alike
 
 
-FIELDS = ("base_fingerprint", "base_weights")  # of adapter_config.json; adapters before 0.3.0 have only the first
+FIELDS = ("base_fingerprint", "base_weights")  # of adapter_config.json; adapters before 0.4.0 have only the first
 
 
 def fingerprint(model: PreTrainedModel) -> Fingerprint:

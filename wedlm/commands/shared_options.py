@@ -18,7 +18,7 @@ from wedlm.checkpoints.new_folder import is_checkpoint
 from wedlm.checkpoints.whole_file import is_ordinary
 from wedlm.generation.parameters import DEFAULTS, READS, check_parameters
 
-MOVED = "MODEL is the first argument since 0.3.0; the old form of this call works in 0.3 alone."
+MOVED = "MODEL is the first argument since 0.4.0; the old form of this call works in 0.4 alone."
 
 
 def option(help: str, *names: str, **settings: Any) -> Any:

@@ -68,7 +68,7 @@ Raw = Annotated[bool, option("Continue the text without the chat template.", "--
 
 @command('generate "Count by 5 from 10 to 60."')
 def generate(words: Words, options: GenerationOptions, raw: Raw = False) -> None:
-    """Answer PROMPT, and print the text while it is decoded. Standard output gets only the text."""
+    """Answer PROMPT and print the text while it is generated. Only the text goes to standard output."""
     options, (prompt,) = model_and_prompts(words, options, most=1)
     check_call(options.model, options.arguments())
     from wedlm.commands.answering import generate
@@ -81,7 +81,7 @@ def chat(
     options: GenerationOptions,
     checkpoint: Annotated[str | None, typer.Argument(help=MODEL_HELP, metavar="MODEL", show_default=DEMO)] = None,
 ) -> None:
-    """Hold a conversation; earlier turns stay in the cache. In the chat, /help lists the commands."""
+    """Chat with MODEL; earlier turns stay in the KV cache. In the chat, /help lists the commands."""
     if checkpoint is not None:
         options = replace(options, model=checkpoint)
     elif options.model != GenerationOptions.model:
@@ -98,7 +98,7 @@ def compare(
     options: GenerationOptions,
     raw: Raw = False,
 ) -> None:
-    """Answer each PROMPT in several decodings, and show texts, tokens, forwards and seconds side by side.
+    """Answer each PROMPT with several decodings, and show texts, tokens, forward passes and seconds side by side.
 
     With --decoding, compare only that decoding with autoregressive decoding.
     """
@@ -123,7 +123,7 @@ def trace(
         ),
     ] = None,
 ) -> None:
-    """Answer PROMPT and show each forward: the text that became final, a bar, and the window of slots after it.
+    """Answer PROMPT and show each forward pass: the text that became final, a bar, and the window after it.
 
     A dot is an open slot; the colour of a filled slot shows how long ago it was filled.
 
@@ -208,7 +208,7 @@ def merge(
     out: Annotated[str, typer.Argument(help="The new folder for the result.")],
     overwrite: OverwriteCheckpoint = False,
 ) -> None:
-    """Merge an adapter with the checkpoint it was trained on, and write one whole checkpoint with its code."""
+    """Merge a LoRA into the checkpoint that it was trained on, and write a complete checkpoint with its code."""
     from wedlm.training.merge import merge_adapter
 
     folder = merge_adapter(adapter, out, overwrite=overwrite)
@@ -239,12 +239,12 @@ def export(
     ] = None,
     adapter_only: Annotated[bool, option("Leave out the base of the draft adapter MODEL.", "--adapter-only")] = False,
     vllm: Annotated[
-        bool, option("Write a checkpoint for vLLM and the drafter beside it, and no repository.", "--vllm")
+        bool, option("Write a checkpoint for vLLM and its drafter instead of a repository.", "--vllm")
     ] = False,
     strategy: Annotated[
         Path | None,
         option(
-            "In place of OUT: write a custom_generate repository of verified decoding, with MODEL if there is one.",
+            "Instead of OUT: write a custom_generate repository with verified decoding, and with MODEL if given.",
             metavar="OUT",
         ),
     ] = None,
@@ -253,9 +253,9 @@ def export(
     private: Annotated[bool, option("Make REPO private.", "--private")] = False,
     overwrite: OverwriteCheckpoint = False,
 ) -> None:
-    """Make a whole Hub repository of MODEL: weights, code, tokenizer, and a model card with the measured numbers.
+    """Make a complete Hub repository of MODEL: weights, code, tokenizer, and a model card with measured numbers.
 
-    A draft adapter becomes one repository with its base. Before OUT appears, the snippet of the card runs in a clean
+    A draft adapter and its base become one repository. Before OUT appears, the snippet of the card runs in a clean
     process. docs/publish.md lists the contents.
 
     With --vllm, OUT gets a plain checkpoint for vLLM, and a drafter for it: docs/vllm.md. With --strategy OUT,
@@ -311,7 +311,7 @@ def adapt(
     out: Annotated[Path, typer.Argument(help="The new folder for the adapter; OUT.work keeps a stopped run.")],
     overwrite: Annotated[bool, option("Replace OUT if it is an adapter.", "--overwrite")] = False,
 ) -> None:
-    """Train a draft adapter for MODEL: a LoRA that only proposes draft tokens, so that the text stays the same.
+    """Train a draft adapter for MODEL: a LoRA that only proposes drafts, so that the output stays the same.
 
     MODEL answers prompts, the adapter is trained on the answers, and measured on prompts held out. After a stop, the
     same command continues. docs/adapt.md says what it costs and brings.
@@ -334,7 +334,7 @@ def serve(
     port: Annotated[int, option("The port to listen on; 0 chooses a free port.", min=0, max=65535)] = 8000,
     dtype: Dtype = "auto",
     device: Device = None,
-    max_batch_size: Annotated[int, option("The most texts that are written at once.", min=1)] = 64,
+    max_batch_size: Annotated[int, option("The most requests that generate at the same time.", min=1)] = 64,
     max_cached_tokens: Annotated[
         int | None,
         option("The most tokens whose keys and values are in memory; by default half of the free memory.", min=1),
@@ -344,7 +344,7 @@ def serve(
         float, option("The seconds after which a request ends with status 504; 0 for no limit.", min=0)
     ] = 600,
     fixed_shapes: Annotated[
-        bool, option("Give equal requests one text in every dtype; slower for many.", "--fixed-shapes")
+        bool, option("Give equal requests the same text in every dtype; slower for many requests.", "--fixed-shapes")
     ] = False,
     api_key: Annotated[
         str | None, option("The key that requests must have.", envvar="WEDLM_API_KEY", show_envvar=True)
@@ -356,9 +356,9 @@ def serve(
     *,
     options: DecodingOptions,
 ) -> None:
-    """Serve one model in OpenAI's protocol: chat and completions, streamed or not, many at once.
+    """Run an OpenAI-compatible server for one model: chat and completions, streamed or not, many at once.
 
-    All requests are written in one running batch. A request may set its own decoding: docs/serve.md.
+    All requests share one running batch. A request may set its own decoding: docs/serve.md.
     """
     check_call(model, options.arguments())
     from wedlm.serving.server import serve

@@ -78,8 +78,8 @@ def arguments_of_a_run() -> list[Any]:
 
 app = typer.Typer(
     cls=Group,
-    help="Decode causal language models faster; run, train and serve WeDLM, a diffusion language model. MODEL is the "
-    "first argument of every command; where it may be left out, that means the demo checkpoint.",
+    help="Generate several tokens per forward pass, with any causal language model or a WeDLM. MODEL is the first "
+    "argument of every command; where it may be left out, that means the demo checkpoint.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

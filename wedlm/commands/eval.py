@@ -61,7 +61,7 @@ def eval(
         ),
     ] = False,
     unsafe_run_code: Annotated[
-        bool, option("Allow --run-code as root where the system keeps the code from nothing.", "--unsafe-run-code")
+        bool, option("Allow --run-code as root without a working sandbox.", "--unsafe-run-code")
     ] = False,
     out: OutFile = None,
     overwrite: OverwriteFile = False,

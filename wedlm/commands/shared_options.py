@@ -56,11 +56,11 @@ class DecodingOptions:
     decoding: Annotated[str | None, setting("The decoding: streaming, verified, blockwise or autoregressive.")] = None
     window_size: Annotated[
         int | None,
-        setting("Slots behind the text; by default the checkpoint's number, or else 16, on a CPU 8."),
+        setting("Slots that a pass decides; by default the checkpoint's number, or else 16, or 8 on a CPU."),
     ] = None
     entropy_threshold: Annotated[
         str | None,
-        setting("Fill the slots whose entropy in nats is below this number; none fills one slot per forward."),
+        setting("Fill slots whose entropy in nats is below this number; none fills one slot per forward pass."),
     ] = None
     distance_penalty: Annotated[
         float | None, setting("Add this number to the entropy for each slot of distance from the first open slot.")
@@ -71,7 +71,7 @@ class DecodingOptions:
     ] = None
     query_cost: Annotated[
         float | None,
-        setting("What one more token of a forward costs in verified decoding, as a share of a forward with one."),
+        setting("Cost of one more token in a verified pass, as a share of a pass with a single token."),
     ] = None
 
     def arguments(self) -> dict[str, Any]:
@@ -108,9 +108,9 @@ class GenerationOptions(DecodingOptions):
     ] = 256
     temperature: Annotated[float, setting("Sample tokens at this temperature; 0 chooses the most likely token.")] = 0.0
     top_p: Annotated[
-        float | None, setting("Sample from the likeliest tokens that together have this probability.")
+        float | None, setting("Sample from the most likely tokens that together have this probability.")
     ] = None
-    seed: Annotated[int | None, setting("The seed of sampling; the same seed gives the same text.")] = None
+    seed: Annotated[int | None, setting("The seed for sampling; the same seed gives the same text.")] = None
 
     def with_decoding(self, decoding: str) -> Self:
         """The same options for another decoding than the one that is named, which may read fewer of them."""

@@ -20,34 +20,37 @@ class AdaptSettings:
     model: Annotated[str, Argument(help="A checkpoint: a folder, or a name on the Hub.")]
     prompts: Annotated[
         Path | None,
-        Option(help="JSON Lines with prompts like those of use; by default the package's own.", metavar="FILE"),
+        Option(help="JSON Lines with prompts like those you will use; by default the package's own.", metavar="FILE"),
     ] = None
     answers: Annotated[
         Path | None,
-        Option(help="JSON Lines with prompts and MODEL's own answers, in place of --prompts.", metavar="FILE"),
+        Option(help="JSON Lines with prompts and MODEL's own answers, instead of --prompts.", metavar="FILE"),
     ] = None
     measure_also: Annotated[
         Path | None, Option(help="JSON Lines with prompts that are only measured.", metavar="FILE")
     ] = None
     num_prompts: Annotated[int, Option(help="Number of the package's own prompts.")] = 3000
-    num_held_out: Annotated[int, Option(help="Number of prompts to measure, and not to train on.")] = 60
+    num_held_out: Annotated[int, Option(help="Number of prompts that are measured and not trained on.")] = 60
     max_new_tokens: Annotated[int, Option(help="The largest number of tokens of an answer.")] = 256
-    temperature: Annotated[float, Option(help="The temperature of the answers; 0 chooses likeliest tokens.")] = 0.0
+    temperature: Annotated[float, Option(help="The temperature of the answers; 0 is greedy.")] = 0.0
     minutes: Annotated[float, Option(help="How long the adapter is trained.")] = 60.0
-    steps: Annotated[int | None, Option(help="The number of optimizer steps, in place of --minutes.")] = None
+    steps: Annotated[int | None, Option(help="The number of optimizer steps, instead of --minutes.")] = None
     rank: Annotated[int, Option(help="The rank of the adapter.")] = 16
     window_size: Annotated[int, Option(help="The most MASKs of a group in training.")] = 8
     mask_shift: Annotated[
         bool,
-        Option("--mask-shift/--no-mask-shift", help="Let a MASK predict the token behind it, or that of its place."),
+        Option(
+            "--mask-shift/--no-mask-shift",
+            help="Train each MASK to predict the next token, or that of its place.",
+        ),
     ] = True
     learning_rate: Annotated[float, Option(help="The highest learning rate.")] = 4e-4
-    max_length: Annotated[int, Option(help="Tokens of a row in training; longer samples are cut.")] = 1024
+    max_length: Annotated[int, Option(help="Tokens of a training row; longer samples are cut.")] = 1024
     batch_size: Annotated[int, Option(help="Number of prompts that are answered at a time.")] = 32
     start_from: Annotated[
         Path | None, Option(help="An adapter of MODEL with the same rank, to train further.", metavar="FOLDER")
     ] = None
-    seed: Annotated[int, Option(help="The seed of everything that is drawn.")] = 0
+    seed: Annotated[int, Option(help="The seed of all random choices.")] = 0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"], Option(help="The dtype of MODEL for answers and training.")
     ] = "auto"

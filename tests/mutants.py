@@ -157,7 +157,7 @@ def files_of(only: list[str]) -> list[Path]:
     for name in only:
         path = REPOSITORY / name
         if not path.exists():
-            sys.exit(f"{name} is no file or folder of the repository; give one such as generation/verified.py.")
+            sys.exit(f"{name} is not a file or folder of the repository; give one such as generation/verified.py.")
         files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
     return files
 

@@ -127,7 +127,7 @@ def read_json(file: str) -> Iterator[tuple[str, str]]:
     except UnicodeDecodeError:
         raise TrainingError(f"{file} is no UTF-8 text; save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
-        raise TrainingError(f"{file}, line {error.lineno} is no JSON ({error.msg}); correct it.") from None
+        raise TrainingError(f"{file}, line {error.lineno} is not JSON ({error.msg}); correct it.") from None
     except RecursionError:
         raise TrainingError(f"{file} has a record that is {TOO_DEEP}.") from None
     for number, record in enumerate(records):
@@ -164,11 +164,11 @@ def parse_record(columns: dict, index: int) -> Record:
         content = json.loads(columns["json_record"])
         json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise TrainingError(f"{where} is no JSON ({error.msg}, column {error.colno}); correct it.") from None
+        raise TrainingError(f"{where} is not JSON ({error.msg}, column {error.colno}); correct it.") from None
     except RecursionError:
         raise TrainingError(f"{where} is {TOO_DEEP}.") from None
     except UnicodeEncodeError:
-        raise TrainingError(f"{where} has half of a surrogate pair, which is no text; remove it.") from None
+        raise TrainingError(f"{where} has half of a surrogate pair, which is not text; remove it.") from None
     if not isinstance(content, dict):
         raise TrainingError(f"{where} is a JSON {type(content).__name__}; write an object with fields.")
     fields = {name: content[name] for name in FIELDS if content.get(name) is not None}

@@ -26,7 +26,7 @@ def checkpoint_to_resume(training: WeDLMTrainingArguments) -> str | None:
         return last_complete_checkpoint(training)
     if reason := incompleteness(Path(given), training):
         raise TrainingError(
-            f"resume_from_checkpoint={given} is no complete checkpoint, because {reason}; name another "
+            f"resume_from_checkpoint={given} is not a complete checkpoint, because {reason}; name another "
             "checkpoint-... folder, or pass true for the last complete one."
         )
     return given
@@ -105,7 +105,7 @@ def weight_files(checkpoint: Path) -> list[str]:
     try:
         return shard_names(checkpoint)
     except CheckpointError:
-        return [INDEX_FILE]  # it is there, and is no JSON
+        return [INDEX_FILE]  # it is there, and is not JSON
 
 
 def is_json(path: Path) -> bool:

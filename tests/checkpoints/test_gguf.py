@@ -275,15 +275,15 @@ def test_a_file_that_is_cut_is_refused(write):
     draw = random.Random(0)
     for size in (*draw.sample(range(start), 60), *draw.sample(range(start, end), 20), end - 1):
         path.write_bytes(content[:size])
-        assert_refused(path, "is no whole GGUF file .*; download it again, or give another" if size else "empty file")
+        assert_refused(path, "is not a complete GGUF file .*; download it again, or" if size else "empty file")
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
-    assert_refused(path, "model.gguf is no file; give the path of a GGUF file")
-    assert_refused(tmp_path, "is no file; give the path of a GGUF file")
-    assert_refused("nobody/nothing/model.gguf", "model.gguf of nobody/nothing cannot be had from .*; correct the name")
-    assert_refused(tmp_path, "model.gguf is no file", gguf_file="model.gguf")
+    assert_refused(path, "model.gguf is not a file; give the path of a GGUF file")
+    assert_refused(tmp_path, "is not a file; give the path of a GGUF file")
+    assert_refused("nobody/nothing/model.gguf", "model.gguf of nobody/nothing cannot be downloaded from .*; correct")
+    assert_refused(tmp_path, "model.gguf is not a file", gguf_file="model.gguf")
     for content, message in (
         (b"", "cannot be read .*; give a GGUF file"),
         (b"G", "ends within its header"),

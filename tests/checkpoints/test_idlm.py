@@ -31,7 +31,7 @@ def checkpoint(tmp_path):
     """Weights of random values in their format: Qwen3's names, and a config.json that names code of their own."""
     folder, rope = tmp_path / "i-dlm", {"rope_type": "default", "rope_theta": 1e5}
     stock = stock_model(tiny_model(rope_parameters=rope, max_position_embeddings=512))
-    stock.lm_head.weight.data[MASK] = 0  # never the best token, as a row that is no text
+    stock.lm_head.weight.data[MASK] = 0  # never the best token, as a row that is not text
     stock.save_pretrained(folder)
     (folder / "generation_config.json").unlink()
     config = json.loads((folder / "config.json").read_text())

@@ -34,7 +34,7 @@ def test_folders_that_are_refused(source, tmp_path, monkeypatch):
             False,
             "is not empty; choose another folder, or pass --overwrite .in Python overwrite=True.",
         ),
-        (tmp_path / "full", True, "is no checkpoint, and only a checkpoint is overwritten"),
+        (tmp_path / "full", True, "is not a checkpoint, and only a checkpoint is overwritten"),
         (source, True, "are the same folder, or one lies in the other"),
         (source / "inside", False, "are the same folder, or one lies in the other"),
         (tmp_path / "file" / "inside", False, r"could not be written \(.*\) and is as it was; make room"),

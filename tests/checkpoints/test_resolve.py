@@ -84,7 +84,7 @@ def refusal(name):
 def test_names_that_are_refused(tmp_path):
     assert refusal(tmp_path / "nothing").startswith(f"{tmp_path / 'nothing'} does not exist; give the folder of a ")
     sentence = refusal("somebody/nothing")
-    assert "somebody/nothing is no folder here and was not downloaded before, and " in sentence
+    assert "somebody/nothing is not a folder here and was not downloaded before, and " in sentence
     assert "/somebody/nothing cannot be reached (" in sentence and sentence.endswith("or give a folder.")
 
 

@@ -69,7 +69,7 @@ def test_work_of_other_conditions_is_left_alone(tmp_path, monkeypatch):
     [
         (["--tasks", "demo_counting", "--decoding", "fast"], "decoding='fast' is unknown; choose one of 'streaming'"),
         (["--tasks", "demo_counting", "--limit", "0"], "limit=0 is too small or too large; give 1 or more."),
-        (["--tasks", "demo_counting", "--metadata", "[1]"], "--metadata [1] is no JSON (no object); write it as"),
+        (["--tasks", "demo_counting", "--metadata", "[1]"], "--metadata [1] is not JSON (no object); write it as"),
         (["--tasks", "demo_counting,demo"], "name each task once"),
     ],
 )

@@ -61,7 +61,7 @@ def test_damaged_files_are_a_sentence_in_every_command(file, tmp_path, monkeypat
     for command in (["generate", "cut.gguf", "Hi"], ["info", "cut.gguf"], ["serve", "cut.gguf"],
                     ["tune", "cut.gguf", "--data", "data.jsonl"]):  # fmt: skip
         result = run(*command)
-        assert result.exit_code == 2 and "cut.gguf is no whole GGUF file (it ends" in result.stderr, result.output
+        assert result.exit_code == 2 and "cut.gguf is not a complete GGUF file (it" in result.stderr, result.output
 
 
 @pytest.mark.full
@@ -107,7 +107,7 @@ def test_info_names_blocks_and_their_share(file):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (("generate", "no.gguf", "Hi"), "no.gguf is no file; give the path of a GGUF file"),
+        (("generate", "no.gguf", "Hi"), "no.gguf is not a file; give the path of a GGUF file"),
         (("convert", "FILE", "out"), "is a GGUF file, which `wedlm generate`"),
         (("generate", "FILE", "Hi", "--device", "cuda"), "A GGUF file is for a CPU"),
         (("generate", "FILE", "Hi", "--dtype", "float16"), "is not one of float32 and bfloat16"),

@@ -244,7 +244,7 @@ def test_models_and_folders_that_are_refused_before_anything_is_written(place, t
             (place / "stock", tmp_path / "out", "--start-from", out, "--no-mask-shift"),
             "behind them; pass --mask-shift",
         ),
-        ((place / "stock", tmp_path / "out", "--start-from", place), "is no folder of a draft adapter; give one, or"),
+        ((place / "stock", tmp_path / "out", "--start-from", place), "is not a folder of a draft adapter; give one"),
         ((out, tmp_path / "out"), f"{out} is a draft adapter itself; give its base, and --start-from {out} to train"),
     ):
         result = adapt(*command)

@@ -295,7 +295,7 @@ def test_a_folder_of_models_is_never_overwritten(tmp_path):
         save_stock(tmp_path / "models" / name, "llama")
     before = files_of(tmp_path / "models")
     sentence = refused(wedlm, tmp_path / "models", "--vllm", "--overwrite")
-    assert "is no checkpoint, and only a checkpoint is overwritten" in sentence
+    assert "is not a checkpoint, and only a checkpoint is overwritten" in sentence
     assert files_of(tmp_path / "models") == before
 
 

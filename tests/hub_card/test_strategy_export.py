@@ -52,7 +52,7 @@ def test_it_overwrites_an_export_alone(tmp_path):
     assert run("export", "--strategy", tmp_path / "out").exit_code == 2
     assert run("export", "--strategy", tmp_path / "out", "--overwrite").exit_code == 0
     shutil.rmtree(tmp_path / "out" / "custom_generate")
-    assert "is no checkpoint" in run("export", "--strategy", tmp_path / "out", "--overwrite").stderr
+    assert "is not a checkpoint" in run("export", "--strategy", tmp_path / "out", "--overwrite").stderr
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_it_overwrites_an_export_alone(tmp_path):
     [
         ([DEMO_FOLDER], "MODEL or OUT is missing; give both"),
         ([DEMO_FOLDER, "other", "--strategy", "out"], "--strategy OUT names the folder itself"),
-        (["gone", "--strategy", "out"], "gone is no folder here"),
+        (["gone", "--strategy", "out"], "gone is not a folder here"),
     ],
 )
 def test_refusals(words, message, tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_generate_refuses_in_one_sentence(arguments, sentence):
 
 # --- The commands ---
 
-GONE = "gone is no folder here and was not downloaded before, and https://huggingface.co/gone cannot be reached *."
+GONE = "gone is not a folder here and was not downloaded before, and https://huggingface.co/gone cannot be reached *."
 NARROW = (
     "The weight model.layers.0.mlp.down_proj.weight of narrow is [256, 682], and by its config [256, 64] (18 such "
     "weights in all); correct one of the two."
@@ -61,7 +61,7 @@ NARROW = (
 # The words behind `wedlm`, in the folder that `folder` makes, and the sentence. Nobody waits for torch to read these.
 COMMANDS = [
     ("generate gone Hi", GONE),
-    ("generate empty Hi", "empty has no config.json, so it is no checkpoint; give the folder of one."),
+    ("generate empty Hi", "empty has no config.json, so it is not a checkpoint; give the folder of one."),
     ("generate wordless Hi", "wordless has no tokenizer (neither tokenizer.json nor vocab.json); copy *."),
     ("generate q2 Hi", "q2 has no tokenizer (neither tokenizer.json nor vocab.json); copy *."),
     ("eval q2 --tasks a", "q2 is of model_type 'qwen2', and this needs WeDLM; `wedlm convert q2 OUT` makes a *."),
@@ -86,7 +86,7 @@ COMMANDS = [
     ("adapt model out --prompts plain.jsonl", "--prompts plain.jsonl has 1 different prompts, too few to hold *."),
     ("adapt model out --answers plain.jsonl --prompts plain.jsonl", "--prompts * and --answers * exclude each *."),
     ("adapt model out --minutes 0", "--minutes 0.0 is not a number above 0; pass one."),
-    ("adapt model out --start-from model", "--start-from model is no folder of a draft adapter; give one, or *."),
+    ("adapt model out --start-from model", "--start-from model is not a folder of a draft adapter; give one, or *."),
     ("merge empty out", "empty is no adapter of PEFT (*adapter_config.json*); give the folder it was saved to."),
     ("merge adapter out", "The checkpoint None, which adapter was trained on, cannot be loaded (*); *."),
     ("eval --tasks a --out plain.jsonl", "--out plain.jsonl exists; choose another file, or pass --overwrite."),
@@ -94,12 +94,12 @@ COMMANDS = [
     ("eval --recipe text.yaml", "--recipe text.yaml cannot be used (*); it needs `tasks:` with the shots of each, *."),
     ("eval", "No task is named; pass --tasks NAME,NAME or --recipe NAME."),
     ("eval --tasks a --window-size 4", "--window-size and its like need a --decoding that reads them; name one, *."),
-    ("eval --tasks a --include-path gone", "--include-path gone is no folder; give one with YAML files of tasks."),
-    ("eval --tasks a --metadata {", "--metadata { is no JSON (*); write it as '{\"seed\": 1}'."),
+    ("eval --tasks a --include-path gone", "--include-path gone is not a folder; give one with YAML files of tasks."),
+    ("eval --tasks a --metadata {", "--metadata { is not JSON (*); write it as '{\"seed\": 1}'."),
     ("tune model --data empty.jsonl", "--data empty.jsonl holds no examples; write a line of JSON for each."),
     ("tune model --data plain.jsonl --measure exact", "--measure exact needs answers, and the examples have none; *."),
     ("tune model --data plain.jsonl --max-quality-loss 2", "--max-quality-loss 2 is no share of the examples; *."),
-    ("tune gone --data plain.jsonl", "gone is no folder, and generation_config.json is written into one; download *."),
+    ("tune gone --data plain.jsonl", "gone is not a folder, and generation_config.json is written into one; *."),
     ("train gone.yaml", "There is no file gone.yaml; give the YAML file of a run, as in training/configs."),
     ("train broken.yaml", "broken.yaml cannot be read as YAML (*); correct the name or the file."),
 ]  # fmt: skip
@@ -108,7 +108,7 @@ SLOWER_COMMANDS = [
     ("export model out", "There is no licence, neither in model/README.md nor in the options; pass --license, *."),
     ("export model out --license mit --eval gone.json", "gone.json is not a file of `wedlm eval` (*); pass *."),
     ("train run.yaml --train_data empty.jsonl", "There is no record in empty.jsonl; give a file with at least one."),
-    ("train run.yaml --train_data broken.jsonl", "broken.jsonl, line 2 is no JSON (*); correct it."),
+    ("train run.yaml --train_data broken.jsonl", "broken.jsonl, line 2 is not JSON (*); correct it."),
     ("train run.yaml --output_dir run.yaml", "output_dir=run.yaml cannot be written (Not a directory: *); choose *."),
     ("generate Hi --device warp", "* cannot be put on the device 'warp' (*); choose another, such as 'cpu'."),
     ("generate Hi --device meta", "The device 'meta' holds no weights; choose another, such as 'cpu'."),

@@ -50,14 +50,14 @@ def test_the_errors_that_the_page_quotes_are_those_of_the_package():
 
 
 def test_quotes_are_compared_with_the_literal_parts():
-    sentence = ["", VALUE, " is no folder; give ", VALUE, " or nothing at all."]
-    for quote in ("x is no folder", "x is no folder; give ", "x is no folder; give a or nothing at"):
+    sentence = ["", VALUE, " is not a folder; give ", VALUE, " or nothing at all."]
+    for quote in ("x is not a folder", "x is not a folder; give ", "x is not a folder; give a or nothing at"):
         assert begins(sentence, quote), quote
     for quote in (
         "x is",
-        " is no folder",
+        " is not a folder",
         "x is a folder",
-        "x is no folder; give a",
-        "x is no folder, give a or nothing at",
+        "x is not a folder; give a",
+        "x is not a folder, give a or nothing at",
     ):
         assert not begins(sentence, quote), quote

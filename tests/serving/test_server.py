@@ -87,7 +87,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
         assert sentence in refused(*arguments, "--port", 0)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        assert f"--port {port} cannot be listened on (Address already in use" in refused(folder, "--port", port)
+        assert f" --port {port} (Address already in use" in refused(folder, "--port", port)
 
 
 @pytest.mark.full

@@ -36,7 +36,7 @@ def test_the_last_complete_checkpoint(three_steps, tmp_path, capsys, name, share
     reason = f"its {name} is {'missing' if share is None else 'cut short'}"
     left_out = f"left out: checkpoint-3, because {reason}"
     assert capsys.readouterr().out == f"The run resumes from {out}/checkpoint-2; {left_out}.\n"
-    with pytest.raises(TrainingError, match=f"/checkpoint-3 is no complete checkpoint, because {reason}; name"):
+    with pytest.raises(TrainingError, match=f"/checkpoint-3 is not a complete checkpoint, because {reason}; name"):
         checkpoint_to_resume(resuming(out, out / "checkpoint-3"))
     shutil.rmtree(out / "checkpoint-2")  # save_total_limit has removed the first
     with pytest.raises(TrainingError, match=rf"no complete checkpoint in .* \({left_out}\); .* start anew"):

@@ -46,7 +46,7 @@ REFUSED = {
     "missing data": (["--train_data", "nowhere.jsonl"], "nowhere.jsonl"),
     "no checkpoint": (
         ["--model", "."],
-        r"^\. has no config.json, so it is no checkpoint; give the folder of one",
+        r"^\. has no config.json, so it is not a checkpoint; give the folder of one",
     ),
     "no rank": (["--lora_r", "-1"], "lora_r=-1 is no rank"),
     "QLoRA from scratch": (

@@ -261,7 +261,7 @@ def test_a_stock_model_is_refused_with_the_line_that_converts_it(place, lora_run
         WeDLMTrainer(place / "qwen", arguments(tmp_path))
     with pytest.raises(ValueError, match=f"^{lora_run} is an adapter; `wedlm merge {lora_run} OUT` makes a whole"):
         WeDLMTrainer(lora_run, arguments(tmp_path))
-    with pytest.raises(ValueError, match="^nowhere is no folder here and was not downloaded before"):
+    with pytest.raises(ValueError, match="^nowhere is not a folder here and was not downloaded before"):
         WeDLMTrainer("nowhere", arguments(tmp_path))
     drafts = save_adapter(tmp_path / "drafts", base=place / "model")
     with pytest.raises(ValueError, match=f"^{drafts} is a draft adapter; pass PeftModel.from_pretrained.* its base"):

@@ -36,7 +36,7 @@ def check_out(out: str | os.PathLike, overwrite: bool) -> Path:
             f"{out} exists and is not empty; choose another folder, or pass --overwrite (in Python overwrite=True)."
         )
     if is_used and not is_checkpoint(out) and not is_export_for_vllm(out):
-        raise CheckpointError(f"{out} is no checkpoint, and only a checkpoint is overwritten; empty it yourself.")
+        raise CheckpointError(f"{out} is not a checkpoint, and only a checkpoint is overwritten; empty it yourself.")
     return out
 
 

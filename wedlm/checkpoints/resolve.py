@@ -50,14 +50,14 @@ def gguf_path(name: str | os.PathLike, gguf_file: str | None = None) -> Path:
     match = re.fullmatch(rf"({HUB_NAME})/(.+)", str(name) if gguf_file is None else f"{name}/{gguf_file}")
     if match is None or Path(name).exists():
         raise CheckpointError(
-            f"{path} is no file; give the path of a GGUF file, or a name on the Hub as OWNER/NAME/FILE.gguf."
+            f"{path} is not a file; give the path of a GGUF file, or a name on the Hub as OWNER/NAME/FILE.gguf."
         )
     repository, file = match.groups()
     try:
         return Path(hf_hub_download(repository, file))
     except Exception as error:  # the Hub, the network and the disk raise errors of many kinds
         raise CheckpointError(
-            f"{path} is no file here, and {file} of {repository} cannot be had from {constants.ENDPOINT} "
+            f"{path} is not a file here, and {file} of {repository} cannot be downloaded from {constants.ENDPOINT} "
             f"({one_line(error)}); correct the name, or give the path of a file."
         ) from error
 
@@ -117,13 +117,13 @@ def download(name: str | os.PathLike, patterns: list[str], revision: str | None 
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{name} is no folder here and was not downloaded before, and {constants.ENDPOINT}/{name} cannot be "
+            f"{name} is not a folder here and was not downloaded before, and {constants.ENDPOINT}/{name} cannot be "
             f"reached ({one_line(error.__cause__ or error)}); connect to the network, or give a folder."
         ) from error
     except Exception as error:  # the Hub, the network and the disk raise errors of many kinds
         raise CheckpointError(
-            f"{name} is no folder here, and cannot be had from {constants.ENDPOINT}/{name} ({one_line(error)}); "
-            "correct the name, or give a folder."
+            f"{name} is not a folder here, and cannot be downloaded from {constants.ENDPOINT}/{name} "
+            f"({one_line(error)}); correct the name, or give a folder."
         ) from error
 
 
@@ -144,7 +144,7 @@ def read_config(name: str | os.PathLike, folder: Path) -> dict:
         if has_draft_type(folder):
             raise CheckpointError(f"{name} is a draft adapter, and a checkpoint is wanted; give the adapter's base.")
         raise CheckpointError(f"{name} is an adapter; `wedlm merge {name} OUT` makes a whole checkpoint of it.")
-    raise CheckpointError(f"{name} has no config.json, so it is no checkpoint; give the folder of one.")
+    raise CheckpointError(f"{name} has no config.json, so it is not a checkpoint; give the folder of one.")
 
 
 def read_generation_fields(folder: Path) -> dict:

@@ -94,7 +94,7 @@ class TokenizerFiles(NamedTuple):
             **{token["content"]: int(i) for i, token in decoder.items()},
         }
         if not all(type(token) is str and type(i) is int for token, i in token_ids.items()):
-            raise ValueError("a token is no text, or its id no whole number")
+            raise ValueError("a token is not text, or its id no whole number")
         return token_ids
 
     def check_rows(self, num_rows: int, source: object) -> None:

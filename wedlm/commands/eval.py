@@ -99,7 +99,7 @@ def eval(
     folders = [*(include_path or []), *filter(None, [of_recipe.include_path])]
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"--include-path {folder} is no folder; give one with YAML files of tasks.")
+            raise ValueError(f"--include-path {folder} is not a folder; give one with YAML files of tasks.")
     of_tasks = read_metadata(metadata)
     wedlm_folder(model, with_weights=False, or_stock=is_gguf(model))
     if run_code:
@@ -113,7 +113,7 @@ def read_metadata(text: str | None) -> dict[str, Any]:
         if not isinstance(metadata, dict):
             raise ValueError("no object")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"--metadata {text} is no JSON ({error}); write it as '{{\"seed\": 1}}'.") from error
+        raise ValueError(f"--metadata {text} is not JSON ({error}); write it as '{{\"seed\": 1}}'.") from error
     return metadata
 
 

@@ -58,7 +58,7 @@ def tune(
         config = {}
     elif not model.is_dir():
         raise ValueError(
-            f"{model} is no folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
+            f"{model} is not a folder, and {GENERATION_FILE} is written into one; download it (`hf download NAME "
             "--local-dir FOLDER`) and give that."
         )
     else:

@@ -45,7 +45,7 @@ def check_adapt(settings: AdaptSettings, out: Path, overwrite: bool) -> Examples
     examples = examples_of(settings)
     if (start := settings.start_from) is not None:
         if not (has_draft_type(start) and (start / ADAPTER_WEIGHTS).is_file()):
-            raise ValueError(f"--start-from {start} is no folder of a draft adapter; give one, or leave it out.")
+            raise ValueError(f"--start-from {start} is not a folder of a draft adapter; give one, or leave it out.")
         fields = read_json(start / ADAPTER_FILE)
         if (rank := fields.get("r")) != settings.rank:
             raise ValueError(f"--start-from {start} has the rank {rank}, and not {settings.rank}; pass --rank {rank}.")

@@ -59,7 +59,7 @@ def read_example(line: str, number: int, path: Path) -> Example:
     where = f"{path}, line {number}"
     try:
         record = json.loads(line)
-        json.dumps(record, ensure_ascii=False).encode()  # fails for a lone surrogate, which is no text
+        json.dumps(record, ensure_ascii=False).encode()  # fails for a lone surrogate, which is not text
     except (json.JSONDecodeError, UnicodeEncodeError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON ({error}); correct or remove the line.") from error
     record = record if isinstance(record, dict) else {}

@@ -88,7 +88,9 @@ class GgufFile:
         try:
             self.fields, self.tensors = Header(self.memory).read()
         except HeaderError as error:
-            raise ValueError(f"{path} is no whole GGUF file ({error}); download it again, or give another.") from None
+            raise ValueError(
+                f"{path} is not a complete GGUF file ({error}); download it again, or give another."
+            ) from None
         except UnknownType as error:
             raise ValueError(
                 f"{path} holds {error}, which is not known here; download the model in Q4_0, Q4_K_M, Q5_K_M, Q6_K or "
@@ -173,7 +175,7 @@ class Header:
         try:
             return self.bytes(*self.numbers("<Q", 1)).decode()
         except UnicodeDecodeError:
-            raise HeaderError(f"{what} is no text") from None
+            raise HeaderError(f"{what} is not text") from None
 
     def name(self, what: str) -> str:
         name = self.text(what)

@@ -76,8 +76,8 @@ def fuse(model: nn.Module, weights: str | os.PathLike | GgufFile | None = None) 
         logger.warning_once(f"Products of few rows are computed {described_product()}.")
         if weights is not None:
             logger.warning_once(
-                "Without C, weights in blocks become numbers in every forward, which takes seconds; call "
-                "wedlm.unfuse(model), which makes them numbers once."
+                "Without the C code, WeDLM unpacks the quantized weights in every forward pass, which takes seconds; "
+                "call wedlm.unfuse(model), which unpacks them once."
             )
     return model
 

@@ -149,6 +149,6 @@ def listen(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         raise ValueError(
-            f"--host {host!r} --port {port} cannot be listened on ({error.strerror}); choose another port, such as 0 "
-            "for one that is free, or another address of this machine."
+            f"The server cannot listen on --host {host!r} --port {port} ({error.strerror}); choose another port, "
+            "such as 0 for one that is free, or another address of this machine."
         ) from error

@@ -21,7 +21,7 @@ PIECE = re.compile(r"[^>\]]*[>\]]|[^>\]]+")  # A mark of a template ends with su
 
 
 class OutputParser:
-    """Tells tool calls and reasoning from content, with transformers' parser. A call that is no JSON stays content.
+    """Tells tool calls and reasoning from content, with transformers' parser. A call that is not JSON stays content.
 
     The end of the prompt may begin the answer. `reads_special_tokens` says whether the template has some in it.
     """
@@ -51,7 +51,7 @@ class OutputParser:
         if self.is_broken:
             return [text]
         items = []
-        for piece in PIECE.finditer(text):  # so that no item is lost with a call that is no JSON
+        for piece in PIECE.finditer(text):  # so that no item is lost with a call that is not JSON
             self.unreported += piece[0]
             try:
                 events = self.parser.feed(piece[0])
@@ -103,7 +103,7 @@ def checked(items: list[str | ToolCall]) -> list[str | ToolCall]:
 
 
 def refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON, though Python writes and reads it.")
+    raise ValueError(f"{name} is not JSON, though Python writes and reads it.")
 
 
 def writes_calls(tokenizer: PreTrainedTokenizerBase) -> bool:

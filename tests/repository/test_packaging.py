@@ -103,7 +103,7 @@ def test_a_wheel_in_a_fresh_environment_works(environment, tmp_path):
         "assert sys.modules[type(model).__module__].__file__.startswith(sys.prefix), 'not the installed wheel'\n"
     )
     run(environment / "bin" / "python", "-c", code, cwd=tmp_path)
-    assert (tmp_path / "saved" / "window.py").exists()
+    assert (tmp_path / "saved" / "sequences.py").exists()
     commands = [["generate", "Count by 1 from 1 to 9."], ["trace", "Count by 1 from 1 to 9.", "--html", "trace.html"]]
     for command in commands:  # the demo checkpoint, and the page, are in the wheel
         result = run(environment / "bin" / "wedlm", *command, cwd=tmp_path)

@@ -252,9 +252,7 @@ def test_what_compiles_for_too_long_is_ended_with_all_that_it_started(load_bench
     assert common.in_fresh_process(os.getpid, seconds=60) != os.getpid()
     sleep = f"echo $$ > {file}; exec sleep 60"
     assert common.in_fresh_process(subprocess.call, ["sh", "-c", sleep], seconds=4) is None
-    with suppress(
-        psutil.NoSuchProcess
-    ):  # a killed process may need a moment, and remains as a zombie where none waits
+    with suppress(psutil.NoSuchProcess):  # it may need a moment, and stays a zombie if nobody waits
         sleeping = psutil.Process(int(file.read_text()))
         ends = time.monotonic() + 10
         while sleeping.status() != psutil.STATUS_ZOMBIE:

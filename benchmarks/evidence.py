@@ -170,7 +170,7 @@ def demo_headline() -> str:
     return (
         f"On {len(results)} kinds of held-out questions the demo checkpoint streams {passes('streaming')} tokens per "
         f"forward pass with {right('streaming')} of the answers right. Verified decoding generates "
-        f"{passes('verified')}, and {right(BASELINE)} of its answers are right, as with decoding token by token."
+        f"{passes('verified')}, with {right('verified')} right, where decoding token by token has {right(BASELINE)}."
     )
 
 

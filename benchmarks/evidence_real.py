@@ -345,7 +345,7 @@ def kind_of(device: str) -> str:
 
 
 def generation_of(info: str) -> str:
-    """ "Zen 4" of an AMD EPYC, "family 6 model 143" of others: a virtual machine often hides the rest of the name."""
+    """Zen 4, for example, or else "family 6 model 143": a virtual machine often hides the rest of a CPU's name."""
     numbers = [re.search(rf"^{name}\s*: (\d+)$", info, re.MULTILINE) for name in ("cpu family", "model")]
     if None in numbers:
         return ""
@@ -415,9 +415,7 @@ def speed_table(records: list[Record], dtype: str) -> str:
     records = sorted(records, key=lambda each: order.index(each.cpu) if each.cpu in order else len(order))
     cells = {
         f"{record.cpu}, {asked_in(cell['batch_size'])}": cell
-        for record in sorted(
-            records, key=lambda record: order.index(record.cpu) if record.cpu in order else len(order)
-        )
+        for record in records
         for cell in record.cells
         if cell["group"] == ALL and record.dtype == dtype
     }

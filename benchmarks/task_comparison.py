@@ -1,4 +1,4 @@
-"""Does a model that is fine-tuned as a WeDLM answer as well as one tuned token by token, in fewer forwards?
+"""Does a model that is fine-tuned as a WeDLM answer as well as one tuned token by token, in fewer passes?
 
     python benchmarks/task_comparison.py [--kinds counting equations] [--max_steps 500] [--work build/task-comparison]
 

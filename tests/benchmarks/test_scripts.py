@@ -415,6 +415,18 @@ def test_trainings_on_a_task_are_compared_and_go_on(run, real_model, load_benchm
     assert run(*words)["results"] == results
 
 
+def test_the_fastest_threshold_that_keeps_the_answers_is_chosen(load_benchmark):
+    comparison = load_benchmark("task_comparison")
+    seconds = {"autoregressive": 9, "streaming, threshold 0.05": 7, "streaming, threshold 0.1": 5}
+    answers = {}
+    for label in comparison.DECODINGS:
+        name = label.replace(", window 16", "")
+        rights = [1.0] * 500 if name in seconds else [0.0] * 100 + [1.0] * 400
+        answers[label] = [comparison.Answer("a", right, 4, 4, 4, seconds.get(name, 1)) for right in rights]
+    chosen = comparison.chosen(answers)
+    assert "threshold 0.1" in chosen and chosen in comparison.DECODINGS
+
+
 def test_samples_of_a_packed_row_are_apart_in_transformers_training(load_benchmark):
     row = {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, 6, 7, -100, 9], "sample_lengths": [3, 2]}
     batch = load_benchmark("task_comparison").one_sample_a_row([row, row])

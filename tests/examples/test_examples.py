@@ -1,5 +1,6 @@
 """The scripts of examples/ run, on the demo checkpoint."""
 
+import json
 import runpy
 import sys
 
@@ -10,8 +11,12 @@ from stock_tokenizers import save_smollm
 from tokenizers import decoders, normalizers
 from transformers import AutoTokenizer, LlamaConfig
 
+from examples import task_data
 from examples.real_model import tokenizer_like
+from wedlm import WeDLMForCausalLM
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
+from wedlm.evaluation.tuning import read_examples
+from wedlm.training.train import train
 
 
 @pytest.fixture
@@ -53,6 +58,23 @@ def test_a_script_refuses_in_a_sentence(run, monkeypatch, words, sentence):
 def test_lora_trainer(run, tmp_path):
     run("lora_trainer", DEMO_FOLDER, tmp_path / "out", 1)
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_the_questions_of_a_task_are_trained_on_and_asked(monkeypatch, tmp_path):
+    """As docs/train.md begins, on the demo checkpoint."""
+    for seed in ("0", "1"):
+        words = ["task_data", str(tmp_path / seed), "--train", "60", "--test", "10", "--seed", seed]
+        monkeypatch.setattr(sys, "argv", words)
+        task_data.main()
+    asked, other = (read_examples(tmp_path / seed / "test.jsonl") for seed in ("0", "1"))
+    assert len(asked) == 10 and {each.prompt for each in asked} != {each.prompt for each in other}
+    taught = (tmp_path / "0" / "train.jsonl").read_text(encoding="utf-8")
+    assert taught == (tmp_path / "1" / "train.jsonl").read_text(encoding="utf-8") and taught.count("\n") == 60
+    assert not any(json.dumps(each.prompt) in taught for each in asked)
+    given = {"model": DEMO_FOLDER, "train_data": tmp_path / "0" / "train.jsonl", "output_dir": tmp_path / "model"}
+    given |= {"bf16": False, "max_steps": 1, "warmup_steps": 0}
+    train([str(REPOSITORY / "examples" / "task.yaml"), *(f"--{name}={value}" for name, value in given.items())])
+    assert WeDLMForCausalLM.from_pretrained(tmp_path / "model").config.mask_trained
 
 
 def test_the_real_models_tokenizer_is_the_same_on_every_version(tmp_path):

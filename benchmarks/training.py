@@ -14,7 +14,8 @@ each prompt. "causal" is plain training of the row by transformers' LlamaForCaus
 "i-dlm" train all weights with these objectives, and "draft" an adapter as `wedlm adapt` does. "autocast" means
 weights in float32 and products in bfloat16, as with `bf16=True`. "products" are the matrix products of the linear
 layers alone: each layer's output, the gradient of its input, and that of its weight where it trains, for as many
-queries as the step has; the head's only for those with a target. Attention is not among them.
+queries as the step has; the head's only for those with a target. Attention is not among them. All of them keep freed
+memory, as WeDLMTrainer does on a CPU.
 
 Memory is measured in a fresh process for each cell. A first step of 16 tokens creates gradients and optimizer state,
 and the number is how far a step of L tokens raises the peak above that. The peak is VmHWM of /proc (which needs
@@ -36,6 +37,7 @@ from wedlm import DraftLoraConfig, DualStreamCollator, WeDLMConfig, WeDLMForCaus
 from wedlm.evaluation.timing import interleaved_seconds
 from wedlm.training.draft_collator import DraftCollator, IDLMCollator
 from wedlm.training.draft_loss import NO_TEACHER
+from wedlm.training.kept_memory import kept_memory
 from wedlm.training.target_loss import NO_TARGET, scale_weights, weight_sums
 from wedlm.training.training_metrics import ONLY_FOR_METRICS
 
@@ -256,7 +258,9 @@ def measure_real(length: int, dtype: str, repeats: int) -> list[dict]:
         batch, (model, step) = real_batch(length, side), real_step(side, dtype)
         calls[side] = partial(step, batch)
         calls[side, "products"] = products_of(model, batch, dtype)
-    seconds = {name: median_and_range(values) for name, values in interleaved_seconds(calls, DEVICE, repeats).items()}
+    with kept_memory(torch.device(DEVICE)):
+        all_seconds = interleaved_seconds(calls, DEVICE, repeats)
+    seconds = {name: median_and_range(values) for name, values in all_seconds.items()}
     cells = []
     for side in REAL_SIDES:
         step, products = seconds[side], seconds[side, "products"]

@@ -33,6 +33,7 @@ from wedlm.training.collator import StreamCollator
 from wedlm.training.data_options import BALANCED
 from wedlm.training.dataset import prepare_dataset
 from wedlm.training.draft_loss import NO_TEACHER
+from wedlm.training.kept_memory import kept_memory
 from wedlm.training.resume import last_complete_checkpoint, newest_complete
 from wedlm.training.run_errors import TrainingError
 from wedlm.training.target_loss import NO_TARGET, scale_weights, weight_sums
@@ -127,7 +128,7 @@ class WeDLMTrainer(Trainer):
             (self.model.config.drafts or {}).pop("mask_shift", None)  # of drafts inside, which learn the same
             if self.model.config.mask_shift and self.model.generation_config.decoding not in AS_IT_IS:
                 self.model.generation_config.decoding = "verified"
-        with self.training_attention():
+        with self.training_attention(), kept_memory(self.args.device):
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         if self.is_streamed and self.state.global_step < self.state.max_steps:
             raise ValueError(

@@ -1,5 +1,8 @@
 """WeDLMTrainer: one step however it is cut, evaluation, resuming and saving."""
 
+import os
+import platform
+import resource
 from itertools import pairwise
 
 import pytest
@@ -277,3 +280,39 @@ def test_refusals(tmp_path):
         WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), compute_metrics=len)
     with pytest.raises(ValueError, match="processing_class .*tokenizer"):
         WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), train_dataset=Dataset.from_list([{"text": "a"}]))
+
+
+# --- Memory ---
+
+BIG = 2**26  # bytes, more than any tensor of the tiny models
+
+
+def faults_of_a_later_tensor():
+    """The pages that are new to the process in a large tensor that is made after others are gone."""
+    for _ in range(4):  # aligned memory does not always fit where the first one was
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(BIG, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep memory as they do")
+@pytest.mark.parametrize("setting", [None, "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"])
+def test_training_on_a_cpu_keeps_the_memory_of_tensors_and_gives_it_back(tmp_path, monkeypatch, setting):
+    for name in [name for name in os.environ if name == "GLIBC_TUNABLES" or name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    if setting:
+        monkeypatch.setenv(setting, "0")
+    faults = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            faults.append(faults_of_a_later_tensor())
+
+    trainer = WeDLMTrainer(load(CHECKPOINTS / "q3"), arguments(tmp_path), train_dataset=samples(), callbacks=[Watch()])
+    trainer.train()
+    pages = BIG // resource.getpagesize()
+    if setting:  # the settings of malloc are the user's
+        assert min(faults) >= pages / 512  # or huge pages
+    else:
+        assert max(faults) < pages / 512
+    assert faults_of_a_later_tensor() >= pages / 512

@@ -504,21 +504,23 @@ def compared(records: list[Record]) -> str:
     """For README.md and docs/EVIDENCE.md: how often the same weights are faster here than in another engine."""
 
     def faster(ours: str, peer: str, engine: str) -> str:
-        slower, number = [], 0
+        exceptions, num_faster, number = [], 0, 0
         for record in records:
-            for size in sorted({cell["batch_size"] for cell in record.cells}):
-                cell = record.cell(size)
-                if {peer, ours} <= cell["ways"].keys():
-                    number += 1
-                    if round(times(cell, ours), 2) <= round(times(cell, peer), 2):
-                        slower.append(f"{name_of(record)} in {record.dtype}, {asked_in(size)}")
-        exceptions = f" (not on {'; '.join(slower)})" if slower else ""
-        return f"than {engine} in {number - len(slower)} of {number}{exceptions}"
+            sizes = sorted({cell["batch_size"] for cell in record.cells})
+            cells = {size: record.cell(size) for size in sizes if {peer, ours} <= record.cell(size)["ways"].keys()}
+            speeds = {size: [round(times(each, way), 2) for way in (ours, peer)] for size, each in cells.items()}
+            slower = [size for size, (own, other) in speeds.items() if own <= other]
+            number, num_faster = number + len(cells), num_faster + len(cells) - len(slower)
+            if slower:
+                which = [] if len(slower) == len(cells) else [asked_in(size) for size in slower]
+                exceptions.append(", ".join([f"{name_of(record)} in {record.dtype}", *which]))
+        but = f" (all but {'; '.join(exceptions)})" if exceptions else ""
+        return f"faster than {engine} in {num_faster} of {number}{but}"
 
     return (
-        f"Counting each CPU, dtype (float32 and bfloat16) and number of prompts, a fused model is faster "
-        f"{faster(FUSED, VLLM, 'vLLM')} and {faster(FUSED, OPENVINO, 'OpenVINO GenAI')}, and a GGUF file is faster "
-        f"{faster(BLOCKS, LLAMA, 'llama.cpp')}."
+        "Each engine was measured on each CPU, in float32 and bfloat16, with single prompts and with batches. "
+        f"A fused model is {faster(FUSED, VLLM, 'vLLM')} cases, and {faster(FUSED, OPENVINO, 'OpenVINO GenAI')}. "
+        f"A GGUF file is {faster(BLOCKS, LLAMA, 'llama.cpp')}."
     )
 
 

@@ -44,7 +44,7 @@ USE = "```bash\nwedlm generate "
 TRAINED = "The command trained the adapter "
 BEFORE_TRAINED = """\
 To train the same adapter with today's version, add `--no-mask-shift`: its MASKs predict the tokens at their own
-positions. `make real-adapter` first writes build/humaneval.jsonl, problems of HumanEval: the table's other prompts.
+positions. `make real-adapter` first writes build/humaneval.jsonl, the HumanEval problems in the row "other prompts".
 
 """
 BEFORE_USE = "In a clone of the repository, after `make real-model`:\n\n"

@@ -27,8 +27,8 @@ tokens. None of these problems is in the training data, in any wording. The colu
 
 - *Right*: the share of answers that a checker accepts. The checker runs functions and follows the steps of solutions.
   It accepts a story that has the requested form and keeps to the people, the thing and the place of the question.
-- *Over autoregressive*: the 95 % confidence interval of this share minus that of autoregressive decoding on the same
-  questions, in percentage points.
+- *Over autoregressive*: how much larger this share is than with autoregressive decoding on the same questions, in
+  percentage points, as a 95 % confidence interval.
 - *NLL*: the negative log-likelihood of the answer under this model, each token given the tokens before it, in nats
   per token.
 - *Tokens/s*: the median at batch size 1, over {num_timed} questions of each kind in {rounds} rounds, in which the

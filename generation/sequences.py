@@ -133,7 +133,7 @@ class Settings(NamedTuple):
 
     @property
     def blank(self) -> int:
-        """What stands where there is no token yet."""
+        """What stands where there is not a token yet."""
         return 0 if self.mask_token_id is None else self.mask_token_id
 
 

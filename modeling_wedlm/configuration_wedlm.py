@@ -60,7 +60,7 @@ class WeDLMConfig(Qwen3Config):
             its own position. Such a model offers verified decoding and no streaming.
         drafts (`dict`, *optional*):
             The draft adapter in the checkpoint, `{"rank": 16, "modules": ["q_proj", ...]}`, with `"mask_shift": True`
-            if its MASKs predict the next token. None if there is no adapter.
+            if its MASKs predict the next token. None if there is not an adapter.
         attention_bias (`bool`, *optional*, defaults to `False`):
             Whether the query, key and value projections have biases, as in Qwen2.5.
         qk_norm (`bool`, *optional*, defaults to `True`):

@@ -50,7 +50,7 @@ def user(text):
 def assert_counted(line, output, prompt_length):
     """The line states the counts of the output."""
     tokens, forwards = output.sequences.shape[1] - prompt_length, output.forwards.item()
-    expected = rf"{tokens} tokens?, {forwards} forwards?, {tokens / forwards:.2f} tokens per forward, \d+\.\d\d s"
+    expected = rf"{tokens} tokens?, {forwards} forward pass(es)?, {tokens / forwards:.2f} tokens per pass, \d+\.\d\d s"
     expected += rf"(; stopped at --max-new-tokens {tokens})?\n"
     assert re.fullmatch(expected, line), line
 

@@ -21,15 +21,16 @@ FRAMES_PER_SECOND = 10
 LAST_SECONDS = 3  # for which the result is held
 NUM_COLOURS = 128
 
-# A held-out prompt of `wedlm adapt`, of a kind that suits drafts: most of the answer stands in the prompt.
+# Most of the answer stands in the prompt, which suits drafts, and where a word is corrected a draft is rejected.
 PROMPT = (
-    'Repeat this text word for word.\n\nThe course "Python for beginners" starts on March 25 in Hamburg. It takes '
-    "place every Saturday and ends after 11 weeks. In the last lesson, everyone shows a small game."
+    "Correct the spelling mistakes in this text and write the whole text again.\n\nThe libary opens at nine on Monday and "
+    "closes at five on Friday. Books can be borowed for three weeks. Please bring them back in time. Evry Saturday there "
+    "is a reeding for children."
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("prompt", nargs="?", default=PROMPT)
-parser.add_argument("--model", default=str(REPOSITORY / "build" / "smollm2-135m-wedlm"))
+parser.add_argument("--model", default=str(REPOSITORY / "build" / "smollm2-135m"))
 parser.add_argument("--max-new-tokens", default="100")
 parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "race.gif")
 given = parser.parse_args()

@@ -93,6 +93,6 @@ def weight_of(value: float | str) -> float:
     except (TypeError, ValueError):
         pass
     raise ValueError(
-        f"ar_loss_weight={value} is no weight; pass a number from 0, which leaves the autoregressive loss out, or "
+        f"ar_loss_weight={value} is not a weight; pass a number from 0, which leaves the autoregressive loss out, or "
         f"{BALANCED!r}."
     )

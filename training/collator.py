@@ -138,10 +138,11 @@ class DualStreamCollator(StreamCollator):
     def __post_init__(self):
         super().__post_init__()
         if self.block_size < 1:
-            raise ValueError(f"block_size={self.block_size} is no number of tokens; pass 1 or more, 32 by default.")
+            raise ValueError(f"block_size={self.block_size} is not a number of tokens; pass 1 or more, 32 by default.")
         if not 0 <= self.suffix_mask_probability <= 1:
             raise ValueError(
-                f"suffix_mask_probability={self.suffix_mask_probability} is no probability; pass a number from 0 to 1."
+                f"suffix_mask_probability={self.suffix_mask_probability} is not a probability; pass a number from 0 "
+                "to 1."
             )
         check_choices(self)
 

@@ -111,7 +111,7 @@ def read_lines(file: str) -> Iterator[tuple[str, str]]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
-                raise TrainingError(f"{file}, line {number} is no UTF-8 text; save the file as UTF-8.") from None
+                raise TrainingError(f"{file}, line {number} is not UTF-8 text; save the file as UTF-8.") from None
             if text.strip():
                 yield text, f"line {number}"
 
@@ -125,7 +125,7 @@ def read_json(file: str) -> Iterator[tuple[str, str]]:
     try:
         records = json.loads(Path(file).read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
-        raise TrainingError(f"{file} is no UTF-8 text; save the file as UTF-8.") from None
+        raise TrainingError(f"{file} is not UTF-8 text; save the file as UTF-8.") from None
     except json.JSONDecodeError as error:
         raise TrainingError(f"{file}, line {error.lineno} is not JSON ({error.msg}); correct it.") from None
     except RecursionError:

@@ -46,7 +46,7 @@ class DataOptions:
         if self.extra_end_tokens < 0:
             raise TrainingError(f"extra_end_tokens={self.extra_end_tokens} is negative; pass 0 or more.")
         if self.num_proc is not None and self.num_proc < 1:
-            raise TrainingError(f"num_proc={self.num_proc} is no number of processes; pass 1 or more, or None.")
+            raise TrainingError(f"num_proc={self.num_proc} is not a number of processes; pass 1 or more, or None.")
         check_choices(self)
 
 

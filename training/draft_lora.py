@@ -93,7 +93,7 @@ def check_fields(config: DraftLoraConfig) -> None:
     targets = config.target_modules
     if isinstance(targets, str) or not targets or (targets := set(targets) - set(LAYERS)):
         raise ValueError(
-            f"target_modules={targets!r} are no linear layers of the decoder layers; pass some of "
+            f"target_modules={targets!r} are not linear layers of the decoder layers; pass some of "
             f"{', '.join(LAYERS)}, or an adapter of these alone."
         )
 

@@ -89,7 +89,7 @@ def check_is_plain(config: PeftConfig, name: str | os.PathLike) -> None:
     """Refuses adapters that cannot act at MASK alone."""
     if not isinstance(config, LoraConfig) or isinstance(config, DraftLoraConfig):
         remedy = "PeftModel.from_pretrained() loads it" if isinstance(config, DraftLoraConfig) else "pass a LoRA"
-        raise ValueError(f"The adapter {name} has peft_type={str(config.peft_type)!r} and is no LoRA; {remedy}.")
+        raise ValueError(f"The adapter {name} has peft_type={str(config.peft_type)!r} and is not a LoRA; {remedy}.")
     if (unusual := unusual_field(config, "use_rslora")) is not None:
         raise ValueError(
             f"{unusual} of the adapter {name} is more than a LoRA on linear layers, which alone can act at MASK and "

@@ -99,7 +99,7 @@ def check_names(words: list[str], known: set[str]) -> None:
 
 def check(run: RunArguments, training: "WeDLMTrainingArguments") -> None:
     if run.lora_r < 0:
-        raise TrainingError(f"lora_r={run.lora_r} is no rank; pass 1 or more, or 0 to train the whole model.")
+        raise TrainingError(f"lora_r={run.lora_r} is not a rank; pass 1 or more, or 0 to train the whole model.")
     if run.load_in_4bit and not run.lora_r:
         raise TrainingError(
             "load_in_4bit=True needs lora_r, because 4-bit weights cannot be trained; pass lora_r=16, for example."

@@ -176,7 +176,7 @@ def check_text(value: object, name: str, where: str) -> None:
 def checked_message(message: object, i: int, where: str) -> dict:
     """Returns the message without fields that are None, as transformers passes it to the template."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise TrainingError(f"{where}: messages[{i}] is no object with a role and a content; write one.")
+        raise TrainingError(f"{where}: messages[{i}] is not an object with a role and a content; write one.")
     message = {name: value for name, value in message.items() if value is not None}
     content = message.get("content", "" if message.get("tool_calls") else None)
     if not isinstance(content, str):
@@ -193,9 +193,9 @@ def checked_tools(tools: object, where: str) -> list | None:
     try:
         tools = json.loads(tools) if isinstance(tools, str) else tools
     except json.JSONDecodeError as error:
-        raise TrainingError(f"{where}: its tools are no JSON ({error.msg}); correct them.") from None
+        raise TrainingError(f"{where}: its tools are not JSON ({error.msg}); correct them.") from None
     except RecursionError:
         raise TrainingError(f"{where}: its tools are {TOO_DEEP}.") from None
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise TrainingError(f"{where}: its tools are no list of objects; write one.")
+        raise TrainingError(f"{where}: its tools are not a list of objects; write one.")
     return tools or None

@@ -149,7 +149,7 @@ REFUSED = {
     "a missing shard": (lambda folder: shard(folder, 2).unlink(), r"lacks its weights \(model-00002-of-00003.safe"),
     "a shard outside": (put_elsewhere, r"names the shard '../elsewhere.safetensors', which is no .*download"),
     "a shard that is a pickle": (point("model.bin"), "names the shard 'model.bin'"),
-    "a shard that is no name": (point(3), "names the shard 3"),
+    "a shard that is not a name": (point(3), "names the shard 3"),
     "an index without a map": (lambda folder: (folder / INDEX).write_text("{}"), "has no weight_map, or odd"),
     "an index that is wrong": (point("model-00001-of-00003.safetensors"), "norm.weight lies in .*00001.* in .*00003"),
     "a weight twice": (lambda folder: shutil.copy(shard(folder, 1), shard(folder, 2)), "it lies in .*00001.*00002-of"),
@@ -192,7 +192,7 @@ REFUSED = {
     ),
     "an end that is no id": (
         lambda folder: edit(folder / "generation_config.json", eos_token_id="x"),
-        "eos_token_id='x' in .*generation_config.json is no token id; correct",
+        "eos_token_id='x' in .*generation_config.json is not a token id; correct",
     ),
     # links
     "a link out of it": (

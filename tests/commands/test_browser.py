@@ -88,7 +88,7 @@ def test_it_plays_by_itself_to_the_result(traced, opened):
     driver = opened(file)
     assert shown(driver, "play") == "Pause"
     about = shown(driver, "about")
-    assert about.startswith(f"wedlm-demo answers twice: token by token, and {decoding}, which ")
+    assert about.startswith(f"wedlm-demo answers twice, fused each time: token by token, and {decoding}, which ")
     assert f"times measured on {device_name('cpu')}, {torch.get_num_threads()} thread" in about
     assert shown(driver, "prompt") == QUESTION
     seen = []

@@ -75,9 +75,9 @@ def test_commands_of_a_chat(checkpoint, loaded):
     help_text = re.search(r"/mode  .*\n/mode DECODING .*\n/stats .*\n/reset .*\n/exit .*\n", out)
     assert out == (
         f"Nothing has been answered yet.\nstreaming\n{first}{stats[0]}"
-        f"fast is no decoding; choose one of {', '.join(DECODINGS)}.\nautoregressive\nautoregressive\n{second}\n"
-        f"{help_text[0]}The conversation is forgotten.\n{again}\n/nothing is no command; /help lists them.\n"
-        f"a b is no decoding; choose one of {', '.join(DECODINGS)}.\n"
+        f"fast is not a decoding; choose one of {', '.join(DECODINGS)}.\nautoregressive\nautoregressive\n{second}\n"
+        f"{help_text[0]}The conversation is forgotten.\n{again}\n/nothing is not a command; /help lists them.\n"
+        f"a b is not a decoding; choose one of {', '.join(DECODINGS)}.\n"
     )
     assert len({first, second, again}) == 3
 

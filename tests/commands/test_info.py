@@ -128,7 +128,7 @@ def test_an_untrained_model_with_a_draft_adapter_offers_no_streaming(checkpoint,
         assert result.exit_code == 2 and result.stderr.startswith("decoding='blockwise' fills MASK tokens, which this")
         assert result.stdout == "" and result.stderr.count("\n") == 1
     assert (
-        "streaming is no decoding; choose one of verified, auto"
+        "streaming is not a decoding; choose one of verified, auto"
         in run("chat", adapter, input="/mode streaming").stdout
     )
     compared = run("compare", adapter, PROMPT, "--max-new-tokens", 4).stdout

@@ -9,10 +9,10 @@ from wedlm.commands.shared_options import MOVED, GenerationOptions, check_out_fi
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"temperature": float("inf")}, "--temperature inf is no temperature; "),
-        ({"temperature": 1.0, "top_p": 1.5}, "--top-p 1.5 is no share; "),
+        ({"temperature": float("inf")}, "--temperature inf is not a temperature; "),
+        ({"temperature": 1.0, "top_p": 1.5}, "--top-p 1.5 is not a share; "),
         ({"top_p": 0.5}, "--top-p 0.5 needs draws, and there are none; "),
-        ({"seed": 2**63}, f"--seed {2**63} is no seed; "),
+        ({"seed": 2**63}, f"--seed {2**63} is not a seed; "),
         ({"max_new_tokens": 0}, "--max-new-tokens 0 leaves no room for an answer; "),
         ({"entropy_threshold": "low"}, "--entropy-threshold low is neither a number of nats nor none"),
     ],

@@ -152,7 +152,7 @@ def test_the_terminal_and_the_page_show_what_generate_did(demo, tmp_path):
     data = told(file.read_text(encoding="utf-8"))
     runs = data.pop("runs")
     assert data == {
-        "prompt": QUESTIONS[1], "model": "wedlm-demo", "device": device_name("cpu"),
+        "prompt": QUESTIONS[1], "model": "wedlm-demo", "fused": True, "device": device_name("cpu"),
         "threads": torch.get_num_threads(), "rounds": NUM_ROUNDS,
     }  # fmt: skip
     assert [one["decoding"] for one in runs] == ["autoregressive", "verified"]

@@ -32,7 +32,7 @@ def test_recipes_read(demo):
         ("tasks: {a: 0}\nsettings: {run_code: true}", "there is no setting 'run_code'"),
         ("tasks: {a: 0}\nsettings: {temperature: hot}", "temperature='hot' is not of the type"),
         ("tasks: {a: 0}\nsettings: {limit: true}", "limit=True is not of the type"),
-        ("tasks: {a: 0}\nsettings: {temperature: .nan}", "temperature=nan is no temperature"),
+        ("tasks: {a: 0}\nsettings: {temperature: .nan}", "temperature=nan is not a temperature"),
         ("tasks: {a: 0}\ndecodings: {x: {decoding: streaming, threshold: 0.1}}", "does not read 'threshold'"),
         ("tasks: {a: 0}\ndecodings: {x: {window_size: 4}}", "decoding=None"),
         ("tasks: {a: 0}\nmore: 1", "it has more"),

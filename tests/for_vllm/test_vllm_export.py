@@ -200,7 +200,7 @@ def test_targets_that_are_refused(tmp_path):
         (other_tokens, "has another tokenizer than"),
         (other_tokens, "(such as for ['!', '\"']); choose two"),
         (no_weights, "weights lacks its weights"),
-        (pictures, "pictures has no vocab_size in config.json, so it is no plain text model; choose one that is."),
+        (pictures, "pictures has no vocab_size in config.json, so it is not a plain text model; choose one that is."),
         (no_tokenizer, "has no tokenizer"),
         (wedlm, "is a WeDLM, which vLLM does not load"),
         (tmp_path / "nothing", "does not exist; give the folder"),

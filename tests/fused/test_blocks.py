@@ -155,7 +155,7 @@ def test_threads_change_no_bit(name, threads):
 @pytest.mark.parametrize("index", [-1, 7, 2**40])
 def test_an_index_that_is_no_row_is_refused(name, index):
     packed = packed_of("Q8_0", 7)
-    with multiplied_by(name), pytest.raises(IndexError, match="An index is no row of the weights"):
+    with multiplied_by(name), pytest.raises(IndexError, match="An index is not a row of the weights"):
         packed.numbers(torch.float32, torch.tensor([0, index]))
 
 

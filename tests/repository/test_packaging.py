@@ -107,5 +107,5 @@ def test_a_wheel_in_a_fresh_environment_works(environment, tmp_path):
     commands = [["generate", "Count by 1 from 1 to 9."], ["trace", "Count by 1 from 1 to 9.", "--html", "trace.html"]]
     for command in commands:  # the demo checkpoint, and the page, are in the wheel
         result = run(environment / "bin" / "wedlm", *command, cwd=tmp_path)
-        assert "tokens per forward" in result.stderr
+        assert "tokens per pass" in result.stderr
     assert (tmp_path / "trace.html").exists()

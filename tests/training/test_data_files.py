@@ -94,11 +94,11 @@ def test_nothing_that_arrow_fills_in_reaches_the_template():
             b'{"text": "a"}\n{"text": \n',
             "{file}, line 2 is not JSON (Expecting value, column 1); correct it.",
         ),
-        ("a.jsonl", b'{"text": "\xff"}\n', "{file}, line 1 is no UTF-8 text; save the file as UTF-8."),
+        ("a.jsonl", b'{"text": "\xff"}\n', "{file}, line 1 is not UTF-8 text; save the file as UTF-8."),
         ("a.jsonl", b'["\\ud800"]', "{file}, line 1 has half of a surrogate pair, which is not text; remove it."),
         ("a.jsonl", b"\n", "There is no record in {file}; give a file with at least one."),
         ("a.json", b'[{"text": "a"},\n{"text": }]', "{file}, line 2 is not JSON (Expecting value); correct it."),
-        ("a.json", b'[{"text": "\xff"}]', "{file} is no UTF-8 text; save the file as UTF-8."),
+        ("a.json", b'[{"text": "\xff"}]', "{file} is not UTF-8 text; save the file as UTF-8."),
         ("a.json", b'[{"text": "a"}, 3]', "{file}, record 1 is a JSON int; write an object with fields."),
         ("a.parquet", b'{"text": "a"}', "{file} cannot be read as Parquet (Parquet magic bytes not found"),
         ("a.csv", b"text\na\n", "{file} has no extension of a data file; give a file that ends in one of .jsonl, "),
@@ -116,7 +116,7 @@ def test_a_line_that_is_read_late_is_refused_in_the_same_words(tmp_path, monkeyp
     monkeypatch.setattr(data_files, "NUM_CHECKED", 1)
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
-    with pytest.raises(TrainingError, match=f"^{file}, line 2 is no UTF-8 text; save the file as UTF-8.$"):
+    with pytest.raises(TrainingError, match=f"^{file}, line 2 is not UTF-8 text; save the file as UTF-8.$"):
         list(prepare_dataset(file, TOKENIZER, DataOptions(streaming=streaming))[0])
 
 

@@ -122,9 +122,9 @@ def test_a_quantized_base_takes_an_adapter(tmp_path):
         ({"use_dora": True}, "use_dora=True is not supported by draft adapters"),
         ({"layers_to_transform": 0}, "layers_to_transform=0 is not supported by draft adapters"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' would change the base"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "target_modules={'lm_head'} are no linear layers"),
-        ({"target_modules": "q.*"}, "target_modules='q.*' are no linear layers"),
-        ({"target_modules": []}, "are no linear layers of the decoder layers; pass some of q_proj, k_proj"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "target_modules={'lm_head'} are not linear layers"),
+        ({"target_modules": "q.*"}, "target_modules='q.*' are not linear layers"),
+        ({"target_modules": []}, "are not linear layers of the decoder layers; pass some of q_proj, k_proj"),
     ],
 )
 def test_settings_that_a_draft_adapter_cannot_have(fields, sentence):

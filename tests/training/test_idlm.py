@@ -179,6 +179,6 @@ def test_a_lora_on_a_base_whose_masks_predict_something_else(tmp_path, shift, ob
 
 @pytest.mark.parametrize("weight", [-0.1, math.inf, math.nan, "even", [1]])
 def test_a_weight_that_is_none(tmp_path, weight):
-    sentence = rf"ar_loss_weight={re.escape(str(weight))} is no weight; pass a number from 0, .*'balanced'"
+    sentence = rf"ar_loss_weight={re.escape(str(weight))} is not a weight; pass a number from 0, .*'balanced'"
     with pytest.raises(ValueError, match=sentence):
         arguments(tmp_path, objective="i-dlm", ar_loss_weight=weight)

@@ -48,7 +48,7 @@ def test_qlora_and_merge(place, tmp_path):
 @pytest.mark.parametrize(
     ("base", "fields", "sentence"),
     [
-        (None, {}, "is no adapter of PEFT"),
+        (None, {}, "is not an adapter of PEFT"),
         ("gone", {}, "was trained on, cannot be loaded"),
         ("model", {}, r"adapter cannot be merged \(.*; train or copy it again"),  # it has no weights
         ("model", {"r": "a"}, r"adapter cannot be merged \(.*; train or copy it again"),

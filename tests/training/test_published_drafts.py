@@ -174,7 +174,7 @@ def changed(adapter, folder, **fields):
             r"target_modules=\{'lm_head'\} are no .*; pass .*an adapter of these",
         ),
         ({"r": 8}, {}, "The adapter .* does not fit this model .*; load it into its own base"),
-        ({"peft_type": "IA3"}, {}, "is no LoRA; pass a LoRA"),
+        ({"peft_type": "IA3"}, {}, "is not a LoRA; pass a LoRA"),
     ],
     ids=str,
 )

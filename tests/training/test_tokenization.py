@@ -93,12 +93,12 @@ REFUSED = [
     ({"text": ["a"]}, " has a text of type list; write a text."),
     ({"messages": []}, " has no messages; write a list of messages, each with role and content."),
     ({"messages": CHAT[:1]}, " has no assistant turn in its messages, so nothing to learn; add one."),
-    ({"messages": [CHAT[0], "a"]}, ": messages[1] is no object with a role and a content; write one."),
+    ({"messages": [CHAT[0], "a"]}, ": messages[1] is not an object with a role and a content; write one."),
     ({"messages": [{"role": "user"}]}, ": the content of messages[0] is of type NoneType; write a text."),
     ({"messages": [CHAT[0], assistant(" ")]}, ": messages[1] is an assistant turn with empty content; write it, or"),
     ({"messages": CHAT[1:]}, ": messages[0] is an assistant turn with nothing to answer; put a system or user"),
-    ({"messages": CHAT, "tools": "{{"}, ": its tools are no JSON (Expecting property name"),
-    ({"messages": CHAT, "tools": ["a"]}, ": its tools are no list of objects; write one."),
+    ({"messages": CHAT, "tools": "{{"}, ": its tools are not JSON (Expecting property name"),
+    ({"messages": CHAT, "tools": ["a"]}, ": its tools are not a list of objects; write one."),
 ]
 
 

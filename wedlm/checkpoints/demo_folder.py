@@ -5,5 +5,5 @@ from pathlib import Path
 
 # The commands take it when no model is named.
 DEMO_FOLDER = Path(find_spec("wedlm.hub_card").origin).parent / "wedlm-demo"
-# What `make real-model` makes, in a clone of the repository. With its dot the path is no name on the Hub.
+# What `make real-model` makes, in a clone of the repository. With its dot the path is not a name on the Hub.
 REAL_MODEL = "./build/smollm2-135m-wedlm"

@@ -131,7 +131,7 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
         config.head_dim = width
     for name in COUNTS:
         if (value := getattr(config, name, None)) is not None and not is_count(value):
-            raise CheckpointError(f"{name}={value!r} in {file.path} is no number of 1 or more; download it again.")
+            raise CheckpointError(f"{name}={value!r} in {file.path} is not a number of 1 or more; download it again.")
     blocks = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
     if len(blocks) != config.num_hidden_layers:  # or transformers would make millions, in minutes
         raise CheckpointError(
@@ -156,7 +156,8 @@ def llama3_rope(config: PreTrainedConfig, file: GgufFile) -> dict:
         expected = parameters["rope_theta"] ** -exponents / frequencies
     if expected.shape != factors.shape or not torch.allclose(expected, factors, rtol=1e-3):
         raise CheckpointError(
-            f"{ROPE_FACTORS} of {file.path} has factors that are no Llama 3's; load the model from its own checkpoint."
+            f"{ROPE_FACTORS} of {file.path} has factors that are not Llama 3's; load the model from its own "
+            "checkpoint."
         )
     return candidate.rope_parameters
 
@@ -169,7 +170,7 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         for name, key in SPECIAL_TOKENS.items():  # transformers 5.17 takes others
             token_id = file.value(f"tokenizer.ggml.{key}")
             if token_id is not None and not 0 <= token_id < len(file.fields["tokenizer.ggml.tokens"].parts):
-                raise ValueError(f"{key}={token_id} is no token")
+                raise ValueError(f"{key}={token_id} is not a token")
             if token_id is not None and getattr(tokenizer, f"{name}_id") != token_id:
                 setattr(tokenizer, name, tokenizer.convert_ids_to_tokens([token_id])[0])
     return tokenizer

@@ -136,8 +136,8 @@ def read_config(name: str | os.PathLike, folder: Path) -> dict:
         fields = read_json(folder / CONFIG_FILE)
         if not isinstance(model_type := fields.get("model_type"), str | None):
             raise CheckpointError(
-                f"model_type={one_line(repr(model_type))} in {folder / CONFIG_FILE} is no name; correct it, or copy "
-                "or download the checkpoint again."
+                f"model_type={one_line(repr(model_type))} in {folder / CONFIG_FILE} is not a name; correct it, or "
+                "copy or download the checkpoint again."
             )
         return wedlm_fields(fields, name) if model_type == SDAR else fields
     if (folder / ADAPTER_FILE).exists():
@@ -155,7 +155,7 @@ def read_generation_fields(folder: Path) -> dict:
         if (ids := fields.get(name)) is None:
             continue
         if not all(type(each) is int for each in (ids if isinstance(ids, list) else [ids])):
-            raise CheckpointError(f"{name}={one_line(repr(ids))} in {path} is no token id; correct it.")
+            raise CheckpointError(f"{name}={one_line(repr(ids))} in {path} is not a token id; correct it.")
     return fields
 
 
@@ -260,9 +260,9 @@ def base_of(adapter: str | os.PathLike) -> str:
         base = fields["base_model_name_or_path"]
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{adapter} is no adapter of PEFT ({one_line(error)}); give the folder it was saved to."
+            f"{adapter} is not an adapter of PEFT ({one_line(error)}); give the folder it was saved to."
         ) from error
-    reason = f"{base!r} is no name"
+    reason = f"{base!r} is not a name"
     if base and isinstance(base, str):
         if Path(base).is_dir() or is_gguf(base) and Path(base).is_file():
             return base

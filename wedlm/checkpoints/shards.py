@@ -61,7 +61,7 @@ def read_index(folder: Path) -> dict | None:
         # The file may be a link out of the folder, as all files in the Hub's cache are, but its name no path.
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(
-                f"{folder / INDEX_FILE} names the shard {name!r}, which is no safetensors file inside the folder; "
+                f"{folder / INDEX_FILE} names the shard {name!r}, which is not a safetensors file inside the folder; "
                 "correct the index, or download the checkpoint again."
             )
     return {**index, "metadata": metadata}

@@ -103,8 +103,8 @@ def answer(
 
 def counts(tokens: int, forwards: int, seconds: float) -> str:
     return (
-        f"{tokens} token{'s' * (tokens != 1)}, {forwards} forward{'s' * (forwards != 1)}, "
-        f"{tokens / forwards:.2f} tokens per forward, {seconds:.2f} s"
+        f"{tokens} token{'s' * (tokens != 1)}, {forwards} forward pass{'es' * (forwards != 1)}, "
+        f"{tokens / forwards:.2f} tokens per pass, {seconds:.2f} s"
     )
 
 

@@ -86,7 +86,7 @@ class Chat:
                 self.options = replace(self.options, decoding=decoding)
                 return decoding
             case "/mode", _:
-                return f"{' '.join(arguments)} is no decoding; choose one of {', '.join(decodings_of(self.model))}."
+                return f"{' '.join(arguments)} is not a decoding; choose one of {', '.join(decodings_of(self.model))}."
             case "/reset", []:
                 self.messages = []
                 self.forget_cache()
@@ -96,7 +96,7 @@ class Chat:
             case "/stats", []:
                 counted = counts(self.tokens, self.forwards, self.seconds)
                 return f"{self.turns} answered: {counted}; {self.reused} tokens of prompts were in the cache"
-        return f"{line} is no command; /help lists them."
+        return f"{line} is not a command; /help lists them."
 
 
 def chat(options: GenerationOptions) -> None:

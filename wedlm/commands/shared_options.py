@@ -122,13 +122,13 @@ class GenerationOptions(DecodingOptions):
     def arguments(self) -> dict[str, Any]:
         """The arguments of `generate()`; an option that it would check too late is checked here."""
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"--temperature {self.temperature} is no temperature; give 0 or a finite number.")
+            raise ValueError(f"--temperature {self.temperature} is not a temperature; give 0 or a finite number.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"--top-p {self.top_p} is no share; give a number above 0 and at most 1.")
+            raise ValueError(f"--top-p {self.top_p} is not a share; give a number above 0 and at most 1.")
         if self.top_p is not None and self.temperature == 0:
             raise ValueError(f"--top-p {self.top_p} needs draws, and there are none; give a --temperature above 0.")
         if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"--seed {self.seed} is no seed; give a whole number from 0 to 2**63 - 1.")
+            raise ValueError(f"--seed {self.seed} is not a seed; give a whole number from 0 to 2**63 - 1.")
         if self.max_new_tokens < 1:
             raise ValueError(f"--max-new-tokens {self.max_new_tokens} leaves no room for an answer; give 1 or more.")
         arguments = super().arguments()

@@ -23,6 +23,7 @@ from wedlm.commands.shared_options import GenerationOptions
 from wedlm.evaluation.decodings import BASELINE
 from wedlm.evaluation.provenance import device_name
 from wedlm.evaluation.timing import interleaved
+from wedlm.fused.model import product_of
 
 STYLES = ("bold green", "green", "cyan", "blue")  # of filled slots, by age in forwards; the last is for all older ones
 PLACEHOLDER = "{{trace}}"  # in trace_page.html
@@ -200,11 +201,12 @@ def race(
     return runs
 
 
-def page(prompt: str, name: str, device: torch.device, runs: list[Run]) -> str:
+def page(prompt: str, name: str, device: torch.device, runs: list[Run], is_fused: bool = False) -> str:
     """A page in one file. Generated text cannot become markup, as each < of its JSON is escaped."""
     data = {
         "prompt": prompt,
         "model": Path(name).resolve().name if Path(name).is_dir() else name,
+        "fused": is_fused,
         "device": device_name(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "rounds": NUM_ROUNDS,
@@ -243,5 +245,5 @@ def trace(prompt: str, options: GenerationOptions, raw: bool, html: Path | None)
     print(got.summary(), file=sys.stderr)
     if html is not None:
         runs = race(model, tokenizer, ids, options, decoding)
-        write_whole(html, page(prompt, options.model, model.device, runs))
+        write_whole(html, page(prompt, options.model, model.device, runs, product_of(model) is not None))
         print(f"Written to {html}.", file=sys.stderr)

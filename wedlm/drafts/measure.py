@@ -152,12 +152,12 @@ def plot(results: dict[str, Any], path: Path) -> None:
             steps, values = zip(*points, strict=True)
             curve.plot(steps, smoothed(values, width), style, linewidth=1, label=title)
     curve.set_xlabel("optimizer step")
-    curve.set_ylabel("tokens per forward, by the accepted drafts")
+    curve.set_ylabel("tokens per pass, by the accepted drafts")
     curve.legend()
     rows = labelled(results)
     bars.barh(list(rows)[::-1], [one["tokens_per_forward"] for one in rows.values()][::-1])
     bars.axvline(1, color="black", linewidth=1)
-    bars.set_xlabel("tokens per forward, measured")
+    bars.set_xlabel("tokens per pass, measured")
     figure.savefig(path, dpi=120)
 
 

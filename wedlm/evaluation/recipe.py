@@ -37,7 +37,7 @@ class EvalSettings:
             if value is not None and not least <= value < 2**31:
                 raise ValueError(f"{name}={value} is too small or too large; give {least} or more.")
         if self.temperature is not None and not 0 <= self.temperature < 1e6:
-            raise ValueError(f"temperature={self.temperature} is no temperature; give 0 or a finite number.")
+            raise ValueError(f"temperature={self.temperature} is not a temperature; give 0 or a finite number.")
 
     def generation_arguments(self) -> dict[str, Any]:
         """The settings of generation under lm-eval's names."""

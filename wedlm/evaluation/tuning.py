@@ -207,7 +207,7 @@ def read_share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise ValueError(f"--max-quality-loss {text} is no share of the examples; give a share such as 1% or 0.01.")
+        raise ValueError(f"--max-quality-loss {text} is not a share of the examples; give a share such as 1% or 0.01.")
     return share
 
 

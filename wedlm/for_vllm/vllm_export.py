@@ -189,7 +189,7 @@ def check_target(target: str, out: Path, model: str, read: Plan, drafts: Drafts,
     rows, own_rows = fields.get("vocab_size"), plan.config["vocab_size"]
     if rows is None:
         raise CheckpointError(
-            f"--target {target} has no vocab_size in config.json, so it is no plain text model; choose one that is."
+            f"--target {target} has no vocab_size in config.json, so it is not a plain text model; choose one that is."
         )
     if rows != own_rows:
         raise CheckpointError(

@@ -76,7 +76,7 @@ class Packed(NamedTuple):
         from gguf import GGMLQuantizationType, dequantize
 
         if isinstance(places, torch.Tensor) and not 0 <= places.min() <= places.max() < len(self.rows):
-            raise IndexError("An index is no row of the weights.")
+            raise IndexError("An index is not a row of the weights.")
         rows = self.rows[places] if self.order is None else self.rows[self.order[places].long()]
         if self.type in ("F32", "F16", "BF16"):
             plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[self.type]

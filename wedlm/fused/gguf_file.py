@@ -180,7 +180,7 @@ class Header:
     def name(self, what: str) -> str:
         name = self.text(what)
         if len(name) > MOST_LETTERS or not name.isprintable():
-            raise HeaderError(f"{what} is no name")
+            raise HeaderError(f"{what} is not a name")
         return name
 
     def value(self, name: str, kind: int) -> Value:

@@ -8,7 +8,7 @@
 static PyObject *finished(int is_done)
 {
     if (is_done < 0) {
-        PyErr_SetString(PyExc_IndexError, "An index is no row of the weights.");
+        PyErr_SetString(PyExc_IndexError, "An index is not a row of the weights.");
         return NULL;
     }
     if (!is_done)

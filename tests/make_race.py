@@ -23,9 +23,9 @@ NUM_COLOURS = 128
 
 # Most of the answer stands in the prompt, which suits drafts, and where a word is corrected a draft is rejected.
 PROMPT = (
-    "Correct the spelling mistakes in this text and write the whole text again.\n\nThe libary opens at nine on Monday and "
-    "closes at five on Friday. Books can be borowed for three weeks. Please bring them back in time. Evry Saturday there "
-    "is a reeding for children."
+    "Correct the spelling mistakes in this text and write the whole text again.\n\nThe libary opens at nine on Monday "
+    "and closes at five on Friday. Books can be borowed for three weeks. Please bring them back in time. Evry "
+    "Saturday there is a reeding for children."
 )
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -12,9 +12,10 @@ import evidence_real
 import gpu_checks
 import gpu_kit
 import real_training
+import task_comparison
 import task_training
 import trainer_speed
-from common import ADAPTER, RESULTS
+from common import ADAPTER, RESULTS, plot
 
 from examples.demo.card import goals_table
 from wedlm.checkpoints.demo_folder import DEMO_FOLDER
@@ -196,6 +197,8 @@ def main() -> None:
     for record in evidence_real.read_records():
         if record.dtype == "float32":
             evidence_real.draw(record, DOCS / "evidence")
+    answers = recorded(RESULTS / "task_comparison.json")["results"]["answers"]
+    plot(DOCS / "evidence" / "task_comparison", task_comparison.panels(answers))
     for page, text in pages().items():
         write_whole(page, text)
         print(f"written to {page.relative_to(REPOSITORY)}")

@@ -404,9 +404,9 @@ def test_trainings_on_a_task_are_compared_and_go_on(run, real_model, load_benchm
     of_plain = [name for name in results["answers"] if name.startswith("plain")]
     assert of_plain == ["plain, autoregressive"] and len(results["answers"]) == 1 + 2 * len(comparison.DECODINGS)
     for training in ("whole", "LoRA"):
-        verified = results["answers"][f"{training}, verified, window 16"]
-        assert verified["same_text_as_own"] == 1
-        assert f"| {training}, verified, window 16 |" in comparison.table(results["answers"])
+        verified = results["answers"][f"{training}, verified, window {comparison.WINDOW[0]}"]
+        assert verified["same_text_as_autoregressive"] == 1
+        assert f"| {training}, verified |" in comparison.table(results["answers"])
     losses = [[entry["loss"] for entry in log if "loss" in entry] for log in results["trainings"].values()]
     assert all(len(each) == 8 and min(each[4:]) < each[0] for each in losses), losses
     monkeypatch.setattr(comparison, "interleaved", None)  # nothing is trained or asked again
@@ -420,10 +420,10 @@ def test_the_fastest_threshold_that_keeps_the_answers_is_chosen(load_benchmark):
     seconds = {"autoregressive": 9, "streaming, threshold 0.05": 7, "streaming, threshold 0.1": 5}
     answers = {}
     for label in comparison.DECODINGS:
-        name = label.replace(", window 16", "")
+        name = label.replace(f", window {comparison.WINDOW[0]}", "")
         rights = [1.0] * 500 if name in seconds else [0.0] * 100 + [1.0] * 400
         answers[label] = [comparison.Answer("a", right, 4, 4, 4, seconds.get(name, 1)) for right in rights]
-    chosen = comparison.chosen(answers)
+    chosen = comparison.chosen(answers, 0.01)
     assert "threshold 0.1" in chosen and chosen in comparison.DECODINGS
 
 

@@ -97,7 +97,7 @@ TASK = build/task-demo
 task-demo: real-model
 	.venv/bin/python -m examples.task_data $(TASK) --kinds functions --train 2000 --test 100
 	test -e $(TASK)/model/training_report.json || .venv/bin/wedlm train examples/task.yaml --output_dir $(TASK)/model \
-	    --train_data $(TASK)/train.jsonl --max_steps 50 --warmup_steps 5 --bf16 $(if $(shell grep -sE "amx_bf16|avx512_bf16" /proc/cpuinfo),true,false)
+	    --train_data $(TASK)/train.jsonl --max_steps 100 --warmup_steps 5 --bf16 $(if $(shell grep -sE "amx_bf16|avx512_bf16" /proc/cpuinfo),true,false)
 	@.venv/bin/wedlm compare $(TASK)/model --entropy-threshold 0.1 \
 	    "Write a Python function price(n) that returns n times 4 if n is divisible by 3, and n times 9 otherwise."
 

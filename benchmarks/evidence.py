@@ -198,7 +198,7 @@ def main() -> None:
         if record.dtype == "float32":
             evidence_real.draw(record, DOCS / "evidence")
     answers = recorded(RESULTS / "task_comparison.json")["results"]["answers"]
-    plot(DOCS / "evidence" / "task_comparison", task_comparison.panels(answers))
+    plot(DOCS / "images" / "task_comparison", task_comparison.panels(answers))
     for page, text in pages().items():
         write_whole(page, text)
         print(f"written to {page.relative_to(REPOSITORY)}")

@@ -98,7 +98,11 @@ def test_the_numbers_are_measured(monkeypatch):
     prose = re.sub(r"```.*?```", "", README.replace(page.overview(records), ""), flags=re.DOTALL)
     prose = " ".join(prose.split())
     evidence = import_module("evidence")
-    for told in (page.headline(records), page.compared(records), evidence.gpu_headline(), evidence.demo_headline()):
+    task = import_module("task_comparison").headline(
+        json.loads(FIRST_STEPS.with_name("task_comparison.json").read_text("utf-8"))
+    )
+    demo, gpu = evidence.demo_headline(), evidence.gpu_headline()
+    for told in (page.headline(records), page.compared(records), gpu, demo, task):
         assert told in prose
         prose = prose.replace(told, "")
     claims = re.findall(

@@ -515,11 +515,11 @@ def compared(records: list[Record]) -> str:
                 which = [] if len(slower) == len(cells) else [asked_in(size) for size in slower]
                 exceptions.append(", ".join([f"{name_of(record)} in {record.dtype}", *which]))
         but = f" (all but {'; '.join(exceptions)})" if exceptions else ""
-        return f"faster than {engine} in {num_faster} of {number}{but}"
+        return f"faster than {engine} in {num_faster} of {number} cases{but}"
 
     return (
         "Each engine was measured on each CPU, in float32 and bfloat16, with single prompts and with batches. "
-        f"A fused model is {faster(FUSED, VLLM, 'vLLM')} cases, and {faster(FUSED, OPENVINO, 'OpenVINO GenAI')}. "
+        f"A fused model is {faster(FUSED, VLLM, 'vLLM')}, and {faster(FUSED, OPENVINO, 'OpenVINO GenAI')}. "
         f"A GGUF file is {faster(BLOCKS, LLAMA, 'llama.cpp')}."
     )
 

@@ -32,7 +32,7 @@ from wedlm.training.target_loss import NO_TARGET
 QUESTION = Example("counting", "Which?", "a", "")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_fused_models_are_measured_beside_the_floor(run, load_benchmark, capsys):
     results = run("fused", "--shape", "tiny", "--dtypes", "float32", "--repeats", 2)["results"]
     assert set(results["rows"]["float32"]) == {
@@ -370,7 +370,7 @@ def test_training_is_measured_on_equal_tokens(run):
         assert 0 < cell["seconds_of_products"]["median"] < cell["seconds_per_step"]["median"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_figure_of_decoding_goes_on_where_it_was_stopped(load_benchmark, monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "NUM_RESAMPLES", 100)
     ablations = load_benchmark("ablations")
@@ -389,7 +389,7 @@ def test_a_figure_of_decoding_goes_on_where_it_was_stopped(load_benchmark, monke
     assert json.loads((tmp_path / "ablation_threshold.json").read_text())["results"] == results
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_trainings_on_a_task_are_compared_and_go_on(run, real_model, load_benchmark, monkeypatch, tmp_path):
     comparison = load_benchmark("task_comparison")
     monkeypatch.setattr(comparison, "MAX_NEW_TOKENS", 8)

@@ -147,7 +147,7 @@ REFUSED = {
     "a missing head": (drop("lm_head.weight"), "weight lm_head.weight of .* is missing, and by its config"),
     "pickles": (only_pickles, r"lacks its weights \(model.safetensors\); .*use_safetensors=False"),
     "a missing shard": (lambda folder: shard(folder, 2).unlink(), r"lacks its weights \(model-00002-of-00003.safe"),
-    "a shard outside": (put_elsewhere, r"names the shard '../elsewhere.safetensors', which is no .*download"),
+    "a shard outside": (put_elsewhere, r"names the shard '../elsewhere.safetensors', which is not .*download"),
     "a shard that is a pickle": (point("model.bin"), "names the shard 'model.bin'"),
     "a shard that is not a name": (point(3), "names the shard 3"),
     "an index without a map": (lambda folder: (folder / INDEX).write_text("{}"), "has no weight_map, or odd"),

@@ -133,4 +133,4 @@ def test_standard_error_has_the_counts_and_nothing_that_packages_say_to_programm
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = start("generate", tmp_path / "adapter", PROMPT, "--max-new-tokens", 3, "--raw", **pipes)
     _, said = command.communicate(timeout=TIMEOUT)
-    assert command.returncode == 0 and re.fullmatch(r"\d tokens?, \d forwards?, .*\n", said.decode())
+    assert command.returncode == 0 and re.fullmatch(r"\d tokens?, \d forward passes, .*\n", said.decode())

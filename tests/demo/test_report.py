@@ -94,7 +94,7 @@ def test_held_out_nll_is_that_of_the_answers_tokens(model, tokenizer):
     assert held_out_nll(model, tokenizer, [example]) == pytest.approx(-losses.mean().item(), rel=1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_whole_report(folder, tmp_path, monkeypatch):
     whole = shutil.copytree(folder, tmp_path / "whole")
     for name, value in (("NUM_TIMED", 1), ("ROUNDS", 1), ("WORK", tmp_path / "work")):

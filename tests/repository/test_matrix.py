@@ -27,7 +27,7 @@ def cells() -> list:
             decodings = ALL[1:] if entry.name == "generate_batch()" and kind.is_stock else ALL
             for k, decoding in enumerate(decodings):
                 is_first = k == (i + j) % len(decodings)
-                is_slow = not is_first or entry.is_dear and (i + j) % 2
+                is_slow = not is_first or entry.is_dear and (i + j) % 4 != 0
                 marks = [pytest.mark.slow] if is_slow else [pytest.mark.full] if entry.is_dear else []
                 name = f"{entry.name}-{kind.name}-{decoding}"
                 cells.append(pytest.param(entry, kind, decoding, id=name, marks=marks))

@@ -230,7 +230,7 @@ def test_a_share_of_the_blocks_masks_its_last_tokens_and_the_others_keep_their_d
     "argument, message",
     [
         ({"mask_token_id": None}, "mask_token_id is None.*model.config.mask_token_id"),
-        ({"block_size": 0}, "block_size=0 is no .*pass 1 or more"),
+        ({"block_size": 0}, "block_size=0 is not .*pass 1 or more"),
         (
             {"suffix_mask_probability": 1.5},
             "suffix_mask_probability=1.5 is not a probability; pass a number from 0 to 1",

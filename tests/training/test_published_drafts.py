@@ -171,7 +171,7 @@ def changed(adapter, folder, **fields):
         (
             {"target_modules": ["q_proj", "lm_head"]},
             {},
-            r"target_modules=\{'lm_head'\} are no .*; pass .*an adapter of these",
+            r"target_modules=\{'lm_head'\} are not .*; pass .*an adapter of these",
         ),
         ({"r": 8}, {}, "The adapter .* does not fit this model .*; load it into its own base"),
         ({"peft_type": "IA3"}, {}, "is not a LoRA; pass a LoRA"),

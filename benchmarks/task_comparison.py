@@ -197,10 +197,12 @@ def table(results: dict[str, Any]) -> str:
 def headline(record: dict[str, Any]) -> str:
     """For README.md, which a test compares."""
     answers = record["results"]["answers"]
+    minutes = record["results"]["trainings"][LORA][-1]["train_runtime"] / 60
     own = answers[f"{LORA}, {BASELINE}"]
     (verified,) = (numbers for name, numbers in answers.items() if name.startswith(f"{LORA}, verified"))
     return (
-        f"A LoRA of SmolLM2-135M-Instruct for small Python functions, trained for half an hour on 2 CPU cores, gets "
+        f"A LoRA of SmolLM2-135M-Instruct for small Python functions, trained for {minutes:.0f} minutes on "
+        f"{record['threads']} CPU threads, gets "
         f"{100 * own['quality']:.0f} % right token by token, and {100 * verified['quality']:.0f} % verified, at "
         f"{verified['tokens_per_forward']:.2f} tokens per forward pass and "
         f"{verified['times_autoregressive']['median']:.2f}x the speed."

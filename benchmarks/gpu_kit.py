@@ -334,7 +334,7 @@ def table(results: dict[str, Any]) -> str:
             lines.append([name, measured, *more, *counts])
         elif lacking := why_lacking(numbers):
             lines.append([name, lacking, "", "", "", ""])
-    header = ["way", "ms per step (min - max)", "times the floor", "s more at first", "launches", "kernels"]
+    header = ["way", "ms per step (min - max)", "times the floor", "extra seconds, first step", "launches", "kernels"]
     return markdown(header, lines, left={"way"})
 
 

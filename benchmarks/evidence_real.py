@@ -509,17 +509,20 @@ def compared(records: list[Record]) -> str:
     """For README.md and docs/EVIDENCE.md: how often the same weights are faster here than in another engine."""
 
     def faster(ours: str, peer: str, engine: str) -> str:
-        exceptions, num_faster, number = [], 0, 0
+        exceptions, missing, num_faster, number = [], [], 0, 0
         for record in records:
             sizes = sorted({cell["batch_size"] for cell in record.cells})
             cells = {size: record.cell(size) for size in sizes if {peer, ours} <= record.cell(size)["ways"].keys()}
             speeds = {size: [round(times(each, way), 2) for way in (ours, peer)] for size, each in cells.items()}
             slower = [size for size, (own, other) in speeds.items() if own <= other]
             number, num_faster = number + len(cells), num_faster + len(cells) - len(slower)
+            if not cells:
+                missing.append(f"{name_of(record)} in {record.dtype}")
             if slower:
                 which = [] if len(slower) == len(cells) else [asked_in(size) for size in slower]
                 exceptions.append(", ".join([f"{name_of(record)} in {record.dtype}", *which]))
-        but = f" (all but {'; '.join(exceptions)})" if exceptions else ""
+        notes = [f"{note} {'; '.join(cases)}" for note, cases in (("all but", exceptions), ("not run:", missing)) if cases]
+        but = f" ({'; '.join(notes)})" if notes else ""
         return f"faster than {engine} in {num_faster} of {number} cases{but}"
 
     return (

@@ -78,6 +78,7 @@ class WeDLMTrainingArguments(ObjectiveOptions, DataOptions, TrainingArguments):
             seed=seed,
             suffix_mask_probability=self.suffix_mask_probability,
             loss_weighting=self.loss_weighting,
+            mask_draws=self.mask_draws,
             drop_idle_blocks=True,
         )
 

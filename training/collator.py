@@ -130,6 +130,7 @@ class DualStreamCollator(StreamCollator):
     seed: int = 0
     suffix_mask_probability: float = 0.0  # of a block that masks its last tokens instead of random ones
     loss_weighting: Literal["weighted", "uniform"] = "weighted"  # 1 / gamma of the block, or 1
+    mask_draws: int = 1  # how often a sample is in the prediction stream, each time with other masks
     pad_token_id: int = 0
     # Whether blocks without a masked token, such as those of a long prompt, are left out. They predict nothing and no
     # other query sees them, so losses and gradients stay the same. A sample without any keeps its last block.
@@ -139,6 +140,8 @@ class DualStreamCollator(StreamCollator):
         super().__post_init__()
         if self.block_size < 1:
             raise ValueError(f"block_size={self.block_size} is not a number of tokens; pass 1 or more, 32 by default.")
+        if self.mask_draws < 1:
+            raise ValueError(f"mask_draws={self.mask_draws} is not a number of draws; pass 1 or more.")
         if not 0 <= self.suffix_mask_probability <= 1:
             raise ValueError(
                 f"suffix_mask_probability={self.suffix_mask_probability} is not a probability; pass a number from 0 "
@@ -147,35 +150,39 @@ class DualStreamCollator(StreamCollator):
         check_choices(self)
 
     def streams(self, tokens: np.ndarray, labels: np.ndarray, index: int) -> dict[str, np.ndarray]:
-        gammas, masked = self.draw(index, labels != NO_TARGET)
+        draws = self.draws(index, labels != NO_TARGET)
         positions = np.arange(len(tokens))
         blocks = positions // self.block_size
-        order = np.lexsort((masked, blocks))  # block after block, the observed tokens before the masked ones
+        # All draws of a block lie between the memory of the block before it and its own.
+        numbers = np.concatenate([blocks * self.mask_draws + draw for draw in range(self.mask_draws)])
+        gammas = np.concatenate([np.where(masked, gammas[blocks], 0) for gammas, masked in draws])
+        masked = gammas > 0
+        order = np.lexsort((masked, numbers))  # block after block, the observed tokens before the masked ones
         if self.drop_idle_blocks:
-            has_masked = np.bincount(blocks, masked) > 0
+            has_masked = np.bincount(numbers, masked) > 0
             has_masked[-1] |= not has_masked.any()
-            order = order[has_masked[blocks[order]]]
-        gammas = np.where(masked, gammas[blocks], 0)
+            order = order[has_masked[numbers[order]]]
         next_labels = np.append(labels[1:], NO_TARGET)
         weights = masked.astype(float)  # of a masked token 1, or 1 / gamma of its block
         if self.loss_weighting == "weighted":
             weights[masked] /= gammas[masked]
 
         def streams(memory, prediction):
-            return np.concatenate([memory, prediction[order]])
+            return np.concatenate([memory, np.resize(prediction, len(masked))[order]])
 
         return {
-            "input_ids": streams(tokens, np.where(masked, self.mask_token_id, tokens)),
+            "input_ids": streams(tokens, np.where(masked, self.mask_token_id, np.resize(tokens, len(masked)))),
             "position_ids": streams(positions, positions),
             "stream_ids": np.repeat([MEMORY, PREDICTION], [len(tokens), len(order)]),
-            "block_ids": streams(blocks, blocks),
-            "targets": streams(next_labels, np.where(masked, labels, NO_TARGET)),
+            "block_ids": streams((blocks + 1) * self.mask_draws - 1, numbers),
+            "targets": streams(next_labels, np.where(masked, np.resize(labels, len(masked)), NO_TARGET)),
             "target_weights": streams(next_labels != NO_TARGET, weights),
             "gammas": streams(np.zeros(len(tokens)), gammas),
         }
 
-    def draw(self, index: int, maskable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return draw_masks(maskable, self.block_size, self.generator(index), self.suffix_mask_probability)
+    def draws(self, index: int, maskable: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        settings = self.block_size, self.generator(index), self.suffix_mask_probability
+        return [draw_masks(maskable, *settings) for _ in range(self.mask_draws)]
 
 
 def draw_masks(

@@ -80,6 +80,13 @@ class ObjectiveOptions:
             "tokens; 0 by default, because the paper does not have it."
         },
     )
+    mask_draws: int = field(
+        default=1,
+        metadata={
+            "help": "How often each text is masked in a step, each time differently. More than 1 trains more MASKs for "
+            "each pass over the clean text; the paper has 1."
+        },
+    )
     attn_implementation: str = field(
         default="dual_stream",
         metadata={

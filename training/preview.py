@@ -63,7 +63,8 @@ def masked_block(batch: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokeniz
         return "The batch has no masked token."
     sample, block = (row[name][is_masked][0].item() for name in ("sample_ids", "block_ids"))
     in_sample = row["sample_ids"] == sample
-    text = row["input_ids"][in_sample & (row["stream_ids"] == MEMORY)].tolist()
+    in_memory = in_sample & (row["stream_ids"] == MEMORY)
+    text, number = row["input_ids"][in_memory].tolist(), (row["block_ids"][in_memory].unique() < block).sum().item()
     in_block = in_sample & (row["stream_ids"] == PREDICTION) & (row["block_ids"] == block)
 
     def tokens(queries: torch.Tensor) -> str:
@@ -71,7 +72,7 @@ def masked_block(batch: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokeniz
         return "  ".join(f"{position} '{shown([text[position]], tokenizer)}'" for position in positions)
 
     return (
-        f"Block {block} of sample {sample} in the batch: "
+        f"Block {number} of sample {sample} in the batch: "
         "the observed tokens first, then the masked ones, by position\n"
         f"  observed  {tokens(in_block & ~is_masked)}\n"
         f"  masked    {tokens(in_block & is_masked)}"

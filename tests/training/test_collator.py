@@ -1,6 +1,7 @@
 """The collator against a slow loop, and the draws of its masks."""
 
 import textwrap
+from itertools import product
 
 import numpy as np
 import pytest
@@ -68,29 +69,33 @@ samples = st.lists(st.tuples(st.integers(10, 99), st.booleans()), min_size=1, ma
     st.integers(1, 5),
     st.integers(0, 99),
     st.sampled_from(["weighted", "uniform"]),
+    st.integers(1, 3),
 )
-def test_a_batch_is_what_a_loop_makes(packed, block_size, seed, loss_weighting):
+def test_a_batch_is_what_a_loop_makes(packed, block_size, seed, loss_weighting, mask_draws):
     indices = [[100 * i + j for j in range(len(samples))] for i, samples in enumerate(packed)]
     sequences = [sequence(samples, index) for samples, index in zip(packed, indices, strict=True)]
-    batch = collator(block_size=block_size, seed=seed, loss_weighting=loss_weighting, pad_token_id=3)(sequences)
+    settings = {"block_size": block_size, "seed": seed, "loss_weighting": loss_weighting, "mask_draws": mask_draws}
+    batch = collator(**settings, pad_token_id=3)(sequences)
     expected = []
     for samples, numbers in zip(packed, indices, strict=True):
         made = []
         for i, (sample, index) in enumerate(zip(samples, numbers, strict=True)):
             maskable = np.array([has_loss for _, has_loss in sample])
-            gammas, masked = draw_masks(maskable, block_size, np.random.default_rng([seed, 0, index]))
+            generator = np.random.default_rng([seed, 0, index])
+            draws = [draw_masks(maskable, block_size, generator) for _ in range(mask_draws)]
             for position, (token, _) in enumerate(sample):
                 following = sample[position + 1 : position + 2]
                 target = following[0][0] if following and following[0][1] else -100
-                made.append((token, position, i, 0, position // block_size, target, float(target != -100), 0.0))
-            for start in range(0, len(sample), block_size):
+                number = (position // block_size + 1) * mask_draws - 1
+                made.append((token, position, i, 0, number, target, float(target != -100), 0.0))
+            for start, (draw, (gammas, masked)) in product(range(0, len(sample), block_size), enumerate(draws)):
                 block = range(start, min(start + block_size, len(sample)))
-                gamma = gammas[start // block_size]
+                number, gamma = start // block_size * mask_draws + draw, gammas[start // block_size]
                 weight = 1 / gamma if loss_weighting == "weighted" else 1.0
                 for position in (p for p in block if not masked[p]):
-                    made.append((sample[position][0], position, i, 1, start // block_size, -100, 0.0, 0.0))
+                    made.append((sample[position][0], position, i, 1, number, -100, 0.0, 0.0))
                 for position in (p for p in block if masked[p]):
-                    made.append((MASK, position, i, 1, start // block_size, sample[position][0], weight, gamma))
+                    made.append((MASK, position, i, 1, number, sample[position][0], weight, gamma))
         expected.append(made)
     longest = max(len(made) for made in expected)
     expected = [made + [(3, 0, -1, 0, 0, -100, 0.0, 0.0)] * (longest - len(made)) for made in expected]
@@ -99,12 +104,10 @@ def test_a_batch_is_what_a_loop_makes(packed, block_size, seed, loss_weighting):
         torch.testing.assert_close(batch[name], torch.tensor(columns, dtype=batch[name].dtype), msg=name)
 
 
-@given(st.lists(samples, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 99))
-def test_idle_blocks_are_left_out_and_nothing_else(packed, block_size, seed):
-    sequences = [sequence(packed)]
-    whole, lean = (
-        collator(block_size=block_size, seed=seed, drop_idle_blocks=drop)(sequences) for drop in (False, True)
-    )
+@given(st.lists(samples, min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 99), st.integers(1, 2))
+def test_idle_blocks_are_left_out_and_nothing_else(packed, block_size, seed, mask_draws):
+    sequences, settings = [sequence(packed)], {"block_size": block_size, "seed": seed, "mask_draws": mask_draws}
+    whole, lean = (collator(**settings, drop_idle_blocks=drop)(sequences) for drop in (False, True))
     whole, lean = (by_sample(batch, sequences) for batch in (whole, lean))
     for index, expected in whole.items():
         places = range(len(expected["input_ids"]))
@@ -231,6 +234,7 @@ def test_a_share_of_the_blocks_masks_its_last_tokens_and_the_others_keep_their_d
     [
         ({"mask_token_id": None}, "mask_token_id is None.*model.config.mask_token_id"),
         ({"block_size": 0}, "block_size=0 is not .*pass 1 or more"),
+        ({"mask_draws": 0}, "mask_draws=0 is not a number of draws; pass 1 or more"),
         (
             {"suffix_mask_probability": 1.5},
             "suffix_mask_probability=1.5 is not a probability; pass a number from 0 to 1",

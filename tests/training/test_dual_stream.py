@@ -37,9 +37,9 @@ IDS = ("sample_ids", "stream_ids", "block_ids")
 class RecordedDraws(DualStreamCollator):
     """The draws of train.npz: gammas of 5 blocks and then 3, masks of 37 tokens and then 20."""
 
-    def draw(self, index, maskable):
+    def draws(self, index, maskable):
         gammas, masked = [(slice(0, 5), slice(0, 37)), (slice(5, 8), slice(37, 57))][index]
-        return TRAIN["block_mask_ratios"][gammas], TRAIN["mask_indices"][masked]
+        return [(TRAIN["block_mask_ratios"][gammas], TRAIN["mask_indices"][masked])]
 
 
 def recorded_batch(**kwargs):
@@ -135,9 +135,10 @@ def test_without_idle_blocks_losses_and_gradients_are_the_same():
 # --- Decoding computes the same ---
 
 
+@pytest.mark.parametrize("mask_draws", [1, 3])
 @pytest.mark.parametrize("attention", FORMS)
-def test_every_block_equals_a_forward_on_its_prefix_and_itself(checkpoint, attention):
-    batch = batch_of(LAYOUT)
+def test_every_block_equals_a_forward_on_its_prefix_and_itself(checkpoint, attention, mask_draws):
+    batch = batch_of(LAYOUT, mask_draws=mask_draws)
     logits = load(checkpoint, attn_implementation=attention)(**forward_inputs(batch)).logits
     forward = logits_of(load(checkpoint))
     blocks = 0
@@ -147,15 +148,16 @@ def test_every_block_equals_a_forward_on_its_prefix_and_itself(checkpoint, atten
             memory = (samples == sample) & (streams == MEMORY)
             text = batch["input_ids"][row, memory].tolist()
             torch.testing.assert_close(logits[row, memory], forward(text, range(len(text))), atol=1e-4, rtol=0)
-            for number in numbers[memory].unique().tolist():
-                block = (samples == sample) & (streams == PREDICTION) & (numbers == number)
-                prefix = text[: 8 * number]
+            prediction = (samples == sample) & (streams == PREDICTION)
+            for number in numbers[prediction].unique().tolist():
+                block = prediction & (numbers == number)
+                prefix = text[: 8 * (number // mask_draws)]
                 tokens = prefix + batch["input_ids"][row, block].tolist()
                 positions = [*range(len(prefix)), *batch["position_ids"][row, block].tolist()]
                 expected = forward(tokens, positions)[len(prefix) :]
                 torch.testing.assert_close(logits[row, block], expected, atol=1e-4, rtol=0)
                 blocks += 1
-    assert blocks == sum(-(-length // 8) for lengths in LAYOUT for length in lengths)
+    assert blocks == mask_draws * sum(-(-length // 8) for lengths in LAYOUT for length in lengths)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "dual_stream"])

@@ -171,8 +171,8 @@ def demo_headline() -> str:
         return f"{100 * mean(kind[decoding]['accuracy'] for kind in results):.0f} %"
 
     return (
-        f"On {len(results)} kinds of held-out questions the demo checkpoint streams {passes('streaming')} tokens per "
-        f"forward pass and gets {right('streaming')} of the answers right. Verified decoding generates "
+        f"On {len(results)} kinds of held-out questions, the demo checkpoint (a toy) streams {passes('streaming')} "
+        f"tokens per forward pass and gets {right('streaming')} of the answers right. Verified decoding generates "
         f"{passes('verified')} tokens per forward pass, with a window of {window}, and gets {right('verified')} right; "
         f"token by token it gets {right(BASELINE)}."
     )

@@ -490,18 +490,18 @@ def headline(records: list[Record]) -> str:
     ours = cell["ways"][FUSED_VERIFIED]
     low, high = ours["times_generate"]["quartiles"]
 
-    def speeds(each: Record) -> list[float]:
-        return [times(each.cell(1), way) for way in (FUSED, FUSED_VERIFIED, FUSED_LOOK_UP)]
+    def on_each(way: str) -> str:
+        return ", ".join(f"{times(each.cell(1), way):.2f}x ({name_of(each)})" for each in (record, *others))
 
-    fused, verified, look_up = speeds(record)
-    more = "".join(f", on an {name_of(each)} {speeds(each)[0]:.2f}x and {speeds(each)[1]:.2f}x" for each in others)
-    look_ups = " and ".join(f"{each:.2f}x" for each in (look_up, *(speeds(each)[2] for each in others)))
+    def only(way: str) -> str:
+        return ", ".join(f"{times(each.cell(1), way):.2f}x" for each in (record, *others))
+
     return (
-        f"On {record.about['threads']} threads of an {name_of(record)}, SmolLM2-135M-Instruct in {record.dtype} runs "
-        f"{fused:.2f}x as fast as with plain `generate()` when it is fused, and {verified:.2f}x with verified decoding "
-        f"in addition (median of {cell['prompts']} prompts, one per task type, interquartile range {low:.2f} to "
-        f"{high:.2f}){more}. {ours['same_texts']} of {cell['prompts']} outputs are identical. transformers' own prompt "
-        f"lookup on the fused model, which is for greedy single prompts, reaches {look_ups}."
+        f"On {record.about['threads']} CPU threads, SmolLM2-135M-Instruct in {record.dtype} runs {on_each(FUSED)} as "
+        f"fast as with plain `generate()` when it is fused, and {only(FUSED_VERIFIED)} with verified decoding in "
+        f"addition (median of {cell['prompts']} prompts, one per task type; the first has an interquartile range of "
+        f"{low:.2f} to {high:.2f}). {ours['same_texts']} of {cell['prompts']} outputs are identical. transformers' own "
+        f"prompt lookup, for greedy single prompts, reaches {only(FUSED_LOOK_UP)} on the fused model."
     )
 
 
@@ -526,8 +526,8 @@ def compared(records: list[Record]) -> str:
         return f"faster than {engine} in {num_faster} of {number} cases{but}"
 
     return (
-        "Engines were compared on each CPU, in float32 and bfloat16, with single prompts and with batches. "
-        f"A fused model is {faster(FUSED, VLLM, 'vLLM')}, and {faster(FUSED, OPENVINO, 'OpenVINO GenAI')}. "
+        "Over all CPUs, with single prompts and with batches, in float32 and bfloat16, a fused model is "
+        f"{faster(FUSED, VLLM, 'vLLM')}, and {faster(FUSED, OPENVINO, 'OpenVINO GenAI')}. "
         f"A GGUF file is {faster(BLOCKS, LLAMA, 'llama.cpp')}."
     )
 

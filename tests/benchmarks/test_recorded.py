@@ -168,7 +168,8 @@ def test_the_guide_to_adapters_shows_the_recorded_numbers(load_benchmark):
         f" and {-gains[1]:.0f} % slower ",
         f" {before:.2f} times as fast as `generate()` without the adapter and {after:.2f} times with it",
         f" {kinds['copying']} to {kinds['writing']} times as fast as token by token at writing, extraction and "
-        f"copying, {kinds['explanation']} times at explanations, and slower ({kinds['words']}) at tasks about single words",
+        f"copying, {kinds['explanation']} times at explanations, and slower ({kinds['words']}) at tasks about "
+        "single words",
     ):
         assert told in " ".join(page.split())
 

@@ -216,7 +216,9 @@ def adapter_table() -> str:
             speeds = [1e3 / each for each in milliseconds]
             speeds.append(1e3 * TOKENS_PER_FORWARD / adapted(card, shape, size))
             without, with_adapter = PUBLISHED[size]
-            published = f"{without} without, {with_adapter} with it ({with_adapter / without:.2f}x)" if card == H100 else ""
+            published = (
+                f"{without} without, {with_adapter} with it ({with_adapter / without:.2f}x)" if card == H100 else ""
+            )
             times = [f"{speeds[2] / speed:.2f}" for speed in speeds[:2]]
             lines.append([card.name, size, *(f"{speed:.0f}" for speed in speeds), *times, published])
     ways = [

@@ -490,18 +490,17 @@ def headline(records: list[Record]) -> str:
     ours = cell["ways"][FUSED_VERIFIED]
     low, high = ours["times_generate"]["quartiles"]
 
-    def on_each(way: str) -> str:
-        return ", ".join(f"{times(each.cell(1), way):.2f}x ({name_of(each)})" for each in (record, *others))
+    def speeds(way: str) -> list[str]:
+        return [f"{times(each.cell(1), way):.2f}x" for each in (record, *others)]
 
-    def only(way: str) -> str:
-        return ", ".join(f"{times(each.cell(1), way):.2f}x" for each in (record, *others))
-
+    fused = [f"{speed} on an {name_of(each)}" for speed, each in zip(speeds(FUSED), (record, *others), strict=True)]
     return (
-        f"On {record.about['threads']} CPU threads, SmolLM2-135M-Instruct in {record.dtype} runs {on_each(FUSED)} as "
-        f"fast as with plain `generate()` when it is fused, and {only(FUSED_VERIFIED)} with verified decoding in "
-        f"addition (median of {cell['prompts']} prompts, one per task type; the first has an interquartile range of "
-        f"{low:.2f} to {high:.2f}). {ours['same_texts']} of {cell['prompts']} outputs are identical. transformers' own "
-        f"prompt lookup, for greedy single prompts, reaches {only(FUSED_LOOK_UP)} on the fused model."
+        f"On {record.about['threads']} CPU threads, SmolLM2-135M-Instruct in {record.dtype} is faster than with plain "
+        f"`generate()`: fused {', '.join(fused)}; with verified decoding in addition "
+        f"{', '.join(speeds(FUSED_VERIFIED))} (median of {cell['prompts']} prompts, one per task type; interquartile "
+        f"range on the {name_of(record)} {low:.2f} to {high:.2f}). {ours['same_texts']} of {cell['prompts']} outputs "
+        "are identical. transformers' own prompt lookup, for greedy single prompts, reaches "
+        f"{', '.join(speeds(FUSED_LOOK_UP))} on the fused model."
     )
 
 
@@ -521,7 +520,9 @@ def compared(records: list[Record]) -> str:
             if slower:
                 which = [] if len(slower) == len(cells) else [asked_in(size) for size in slower]
                 exceptions.append(", ".join([f"{name_of(record)} in {record.dtype}", *which]))
-        notes = [f"{note} {'; '.join(cases)}" for note, cases in (("all but", exceptions), ("not run:", missing)) if cases]
+        notes = [
+            f"{note} {'; '.join(cases)}" for note, cases in (("all but", exceptions), ("not run:", missing)) if cases
+        ]
         but = f" ({'; '.join(notes)})" if notes else ""
         return f"faster than {engine} in {num_faster} of {number} cases{but}"
 

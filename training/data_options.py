@@ -83,8 +83,8 @@ class ObjectiveOptions:
     mask_draws: int = field(
         default=1,
         metadata={
-            "help": "How often each text is masked in a step, each time differently. More than 1 trains more MASKs for "
-            "each pass over the clean text; the paper has 1."
+            "help": "How often each text is masked in a step, each time differently. More than 1 trains more MASKs "
+            "for each pass over the clean text; the paper has 1."
         },
     )
     attn_implementation: str = field(

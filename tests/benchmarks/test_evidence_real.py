@@ -131,7 +131,7 @@ def test_a_record_of_another_machine_becomes_columns(evidence_real, load_benchma
     assert cells[evidence_real.OPENVINO][2:] == ["", ""] and all(cells[evidence_real.OPENVINO][:2])
     assert cells[evidence_real.FUSED_VERIFIED][2].startswith("9.87 (")
     assert evidence_real.lowest(records).cpu == ours.cpu
-    assert "9.87x with verified decoding" in evidence_real.headline(records)
+    assert ", 9.87x (median" in evidence_real.headline(records)
     assert "9.87×" in evidence_real.overview(records)
     evidence_real.draw_overview(records, tmp_path)
     assert (tmp_path / evidence_real.CHART).read_bytes().startswith(b"\x89PNG")
@@ -142,7 +142,7 @@ def test_a_record_of_another_machine_becomes_columns(evidence_real, load_benchma
         cell["ways"][evidence_real.FUSED_VERIFIED]["times_generate"]["median"] = 0.12
     evidence_real.file_of(other["cpu"], "float32").write_text(json.dumps(other), encoding="utf-8")
     records = evidence_real.read_records()
-    assert "0.12x, " in evidence_real.headline(records)
+    assert " in addition 0.12x, " in evidence_real.headline(records)
     assert "0.12×" in evidence_real.overview(records)
     for cell in other["results"]["cells"]:
         cell["ways"][evidence_real.VLLM] = cell["ways"][evidence_real.PLAIN] | {

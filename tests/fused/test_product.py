@@ -146,11 +146,17 @@ def test_a_product_is_that_of_float64(name, case):
     assert ((got.double() - wanted).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("takes_onednn", [True, False], ids=["oneDNN", "torch"])
+@pytest.mark.parametrize(
+    ("other", "dtype"),
+    [("TAKES_ONEDNN", torch.float32), ("WIDENS_BFLOAT16", torch.bfloat16), (None, torch.float32)],
+    ids=["oneDNN", "float32 for bfloat16", "torch"],
+)
 @pytest.mark.parametrize("has", [(), ("bias", "added"), ("gate", "norm"), ("blocks", "norm", "draft")], ids=str)
-def test_many_rows_are_those_of_float64(takes_onednn, has, monkeypatch):
-    monkeypatch.setattr(product, "TAKES_ONEDNN", takes_onednn)
-    case = make(0, 3 * MOST_ROWS, 40, 30, has=has)
+def test_many_rows_are_those_of_float64(other, dtype, has, monkeypatch):
+    for name in ("TAKES_ONEDNN", "WIDENS_BFLOAT16"):
+        monkeypatch.setattr(product, name, name == other)
+    monkeypatch.setattr(product, "CHUNK", 7 * 40)  # weights in several parts
+    case = make(0, 3 * MOST_ROWS, 40, 30, dtype, has)
     with torch.no_grad():
         got, (wanted, bound) = case.run(), case.in_float64()
         assert ((got.double() - wanted).abs() <= bound).all()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -165,6 +166,20 @@ def test_many_rows_are_those_of_float64(other, dtype, has, monkeypatch):
         x = case.x.requires_grad_()
         product.linear_of_many(x, case.weight).sum().backward()
         torch.testing.assert_close(x.grad[0], case.weight.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("sets", "widens"),
+    [
+        (["amx", "avx512bf16", "avx512", "avx2", "plain"], False),
+        ([None, None, "avx512", "avx2", "plain"], False),
+        ([None, None, None, "avx2", "plain"], True),
+        (["neon", "plain"], False),
+    ],
+)
+def test_bfloat16_is_multiplied_as_float32_where_torch_is_slow(sets, widens, monkeypatch):
+    monkeypatch.setattr(native, "_kernels", SimpleNamespace(instruction_sets=lambda: sets))
+    assert native.widens_bfloat16() == widens
 
 
 @each_compiled_set

@@ -410,7 +410,7 @@ GENERATE, BATCH, SERVE, WRITE, MEASURE, HUB = (
     "`wedlm serve`",
     "`wedlm generate`, `chat`, `compare`, `trace`",
     "`wedlm eval`, `tune`",
-    "`wedlm export`, without this package",
+    "`wedlm export`; the result runs without this package",
 )
 # `wedlm convert`, `train`, `merge` and `adapt` are not among them: they take no decoding.
 ENTRY_POINTS = [

@@ -495,8 +495,8 @@ def headline(records: list[Record]) -> str:
 
     fused = [f"{speed} on an {name_of(each)}" for speed, each in zip(speeds(FUSED), (record, *others), strict=True)]
     return (
-        f"On {record.about['threads']} CPU threads, SmolLM2-135M-Instruct in {record.dtype} is faster than with plain "
-        f"`generate()`: fused {', '.join(fused)}; with verified decoding in addition "
+        f"The speed of SmolLM2-135M-Instruct in {record.dtype} on {record.about['threads']} CPU threads, as a "
+        f"multiple of that of plain `generate()`: fused {', '.join(fused)}; with verified decoding in addition "
         f"{', '.join(speeds(FUSED_VERIFIED))} (median of {cell['prompts']} prompts, one per task type; interquartile "
         f"range on the {name_of(record)} {low:.2f} to {high:.2f}). {ours['same_texts']} of {cell['prompts']} outputs "
         "are identical. transformers' own prompt lookup, for greedy single prompts, reaches "

@@ -1,9 +1,13 @@
-"""The code blocks of the README and of docs/quickstart.md."""
+"""The code blocks of the README, of docs/quickstart.md and of other pages."""
 
 import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
+
+from typer.main import get_command
+
+from wedlm.commands.cli import app
 
 ROOT = Path(__file__).parents[1]
 README, QUICKSTART = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/quickstart.md"))
@@ -28,4 +32,16 @@ class Block(NamedTuple):
 
 
 BLOCK = re.compile(r"(?:<!-- (.*?) -->\n)?```(python|bash)\n(.*?)```", re.DOTALL)
-BLOCKS = [Block(*found) for found in BLOCK.findall(README + QUICKSTART)]
+
+
+def blocks_of(page: str) -> list[Block]:
+    return [Block(*found) for found in BLOCK.findall(page)]
+
+
+BLOCKS = blocks_of(README + QUICKSTART)
+
+
+def parse(words: list[str]) -> None:
+    """Raises where the command line does not take the words of a `wedlm` command."""
+    with get_command(app).commands[words[1]].make_context(words[1], words[2:]):
+        pass

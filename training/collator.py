@@ -153,6 +153,9 @@ class DualStreamCollator(StreamCollator):
         draws = self.draws(index, labels != NO_TARGET)
         positions = np.arange(len(tokens))
         blocks = positions // self.block_size
+        drawn_tokens, drawn_labels, drawn_positions = (
+            np.tile(each, self.mask_draws) for each in (tokens, labels, positions)
+        )
         # All draws of a block lie between the memory of the block before it and its own.
         numbers = np.concatenate([blocks * self.mask_draws + draw for draw in range(self.mask_draws)])
         gammas = np.concatenate([np.where(masked, gammas[blocks], 0) for gammas, masked in draws])
@@ -168,14 +171,14 @@ class DualStreamCollator(StreamCollator):
             weights[masked] /= gammas[masked]
 
         def streams(memory, prediction):
-            return np.concatenate([memory, np.resize(prediction, len(masked))[order]])
+            return np.concatenate([memory, prediction[order]])
 
         return {
-            "input_ids": streams(tokens, np.where(masked, self.mask_token_id, np.resize(tokens, len(masked)))),
-            "position_ids": streams(positions, positions),
+            "input_ids": streams(tokens, np.where(masked, self.mask_token_id, drawn_tokens)),
+            "position_ids": streams(positions, drawn_positions),
             "stream_ids": np.repeat([MEMORY, PREDICTION], [len(tokens), len(order)]),
             "block_ids": streams((blocks + 1) * self.mask_draws - 1, numbers),
-            "targets": streams(next_labels, np.where(masked, np.resize(labels, len(masked)), NO_TARGET)),
+            "targets": streams(next_labels, np.where(masked, drawn_labels, NO_TARGET)),
             "target_weights": streams(next_labels != NO_TARGET, weights),
             "gammas": streams(np.zeros(len(tokens)), gammas),
         }

@@ -81,6 +81,11 @@ def test_the_guide_to_a_faster_model_shows_the_recorded_numbers(load_benchmark):
     assert f"faster than verified decoding on {cpus_where(1, look_up, verified)}" in text
     assert f"makes the fused model slower on {cpus_where(8, fused, verified)}" in text
     assert f"it brings {adapter_gains(evidence, records)}." in text and len(records) == 3
+    beside = " ".join((DOCS / "alternatives.md").read_text(encoding="utf-8").split())
+    assert cpus_where(1, look_up, verified).startswith("2 ") and "it was faster on two of the three CPUs" in beside
+    in_batches = [record.cell(8) for record in evidence.read_records()]
+    pays = [cell for cell in in_batches if evidence.times(cell, verified) > evidence.times(cell, fused)]
+    assert len(pays) <= len(in_batches) / 6 and "In batches on a CPU drafts hardly ever pay" in beside
     same = {evidence.same_texts(each, way) for each in records for way in (evidence.BLOCKS, evidence.BLOCKS_VERIFIED)}
     assert same == {"36 of 36"} and "All 36 outputs of this package" in text
 
@@ -169,6 +174,8 @@ def test_the_guide_to_adapters_shows_the_recorded_numbers(load_benchmark):
     shown = re.findall(r"^\| \[.+ \| ([\d.]+) \|$", page, re.MULTILINE)
     assert shown == [f"{number:.2f}" for number in numbers] and same == {shown[1]}
 
+    with_adapter, without = evidence.BLOCKS_ADAPTED, evidence.BLOCKS_VERIFIED  # "slower on all of them"
+    assert all(evidence.times(each.cell(1), with_adapter) < evidence.times(each.cell(1), without) for each in records)
     before, after = (evidence.times(gpu, way) for way in (evidence.FUSED_VERIFIED, evidence.ADAPTED))
     kinds = {kind: f"{one['times_autoregressive']['median']:.2f}" for kind, one in card.items()}
     for told in (

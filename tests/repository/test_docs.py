@@ -1,12 +1,15 @@
-"""Lists of pages, targets and versions agree with what is there."""
+"""Lists of pages, targets and versions agree with what is there, and code on pages parses."""
 
+import ast
 import re
+import shlex
 from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from helpers import REPOSITORY
+from readme_blocks import blocks_of, parse
 
 import wedlm
 from wedlm.generation.package import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS
@@ -78,3 +81,16 @@ def test_links_of_the_site_out_of_its_pages_lead_into_the_repository(address):
         ),
     }
     assert hook.on_page_markdown(text, page) == f"[rows](../train.md), {repository[address]}"
+
+
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_and_commands_of_every_page_parse(page):
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        if block.language == "python":
+            ast.parse(block.code)
+        for line in block.lines() if block.language == "bash" else []:
+            if line.startswith("wedlm "):
+                parse(shlex.split(line, comments=True))

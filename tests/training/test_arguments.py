@@ -26,3 +26,9 @@ def test_gradient_checkpointing_needs_no_newer_name(tmp_path):
         again = dataclasses.replace(arguments)
     assert (again.gradient_checkpointing, again.gradient_checkpointing_kwargs) == (True, {"early_stop": True})
     assert not WeDLMTrainingArguments(str(tmp_path), use_cpu=True).gradient_checkpointing
+
+
+def test_the_collator_has_the_options_of_the_run(tmp_path):
+    given = {"block_size": 4, "suffix_mask_probability": 0.25, "loss_weighting": "uniform", "mask_draws": 3}
+    collator = WeDLMTrainingArguments(str(tmp_path), use_cpu=True, **given).collator(mask_token_id=9)
+    assert {name: getattr(collator, name) for name in given} == given

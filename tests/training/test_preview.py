@@ -44,6 +44,11 @@ def test_the_samples_of_a_packed_sequence_and_a_masked_block_are_shown():
     )
 
 
+def test_a_block_has_its_number_among_those_of_the_text_if_it_is_masked_several_times():
+    third_draw = {"block_ids": torch.tensor([[2, 2, 5, 5, 5, 5]])}  # of three
+    assert preview([], TOKENIZER, BATCH | third_draw) == preview([], TOKENIZER, BATCH)
+
+
 def test_nothing_in_the_data_acts_on_a_terminal():
     text = preview([sample_of(("\x1b[31m[red]⟦\u202e\\n\t\x00é", True))], TOKENIZER, BATCH)
     assert text.splitlines()[1] == "⟦\\x1b[31m[red]\\u27e6\\u202e\\\\n\\t\\x00é⟧"

@@ -148,8 +148,12 @@ def by_kernel(product: native.Product, x, outputs: int, added=None, is_text=None
 
 
 def linear_of_many(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The product of many rows, of bfloat16 by float32 where that takes a fraction of the time."""
-    if WIDENS_BFLOAT16 and x.dtype == weight.dtype == torch.bfloat16 and weight.is_cpu and is_for_other_products(x):
+    """The product of many rows, of bfloat16 by float32 where that takes a fraction of the time.
+
+    A few rows take as long as reading the weights, of which float32 has twice the bytes.
+    """
+    widens = WIDENS_BFLOAT16 and x.dtype == weight.dtype == torch.bfloat16 and x.numel() > MOST_ROWS * x.shape[-1]
+    if widens and weight.is_cpu and is_for_other_products(x):
         return widened(x, weight, bias)
     return linear_by_library(x, weight, bias)
 

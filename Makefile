@@ -121,10 +121,10 @@ evidence-real: real-model .venv-vllm/installed .venv-peers/installed build/smoll
 	.venv/bin/python benchmarks/evidence_real.py --dtype bfloat16
 	.venv/bin/python benchmarks/evidence.py
 
-# The same in float32, beside those of the other libraries that are installed, without them in a quarter of an hour. It
+# One round of it in float32, with those of the other libraries that are installed, without them in ten minutes. It
 # prints all records; one that you send is shown in docs/EVIDENCE.md.
 evidence-here: real-model
-	.venv/bin/python benchmarks/evidence_real.py
+	.venv/bin/python benchmarks/evidence_real.py --rounds 1
 
 # What does the paper's training do to the real model? Hours on a CPU; goes on where it was stopped, with any number of
 # threads.

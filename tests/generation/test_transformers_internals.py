@@ -103,8 +103,8 @@ def test_the_cache_has_the_name_of_this_version(model):
     model(ids[:, :6], **{CACHE: cache})
     model(ids[:, :6], None, None, other)
     output = model(ids[:, 6:], **{CACHE: cache})
-    torch.testing.assert_close(output.logits, model(ids).logits[:, 6:])
-    torch.testing.assert_close(model(ids[:, 6:], None, None, other).logits, output.logits)
+    torch.testing.assert_close(output.logits, model(ids).logits[:, 6:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model(ids[:, 6:], None, None, other).logits, output.logits, atol=1e-4, rtol=1e-4)
     assert output[CACHE] is cache and output.past_key_values is cache
     generated = model.generate(ids, return_dict_in_generate=True, **SETTINGS)
     assert generated.past_key_values is generated[CACHE] is not None

@@ -260,6 +260,7 @@ def shown() -> dict[str, Any]:
         "stock_launch": 1e3 * launching(stock) / launches[stock],
         "verified": launching(verified),
         "verified_launches": launches[verified],
+        "verified_launch": 1e3 * launching(verified) / launches[verified],
         "few": few,
         "many": min(many),
         "slower": [min(slower), max(slower)],

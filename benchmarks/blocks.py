@@ -129,7 +129,7 @@ def tables(results: dict) -> dict[str, str]:
             [name, f"{one['file_bytes'] / 1e6:.0f}", f"{one['seconds']:.1f}", f"{one['memory_bytes'] / 1e6:.0f}"]
             for name, one in results["start"].items()
         ]
-        titles = ["file", "MB", "seconds to the first token", "MB more than `import transformers`"]
+        titles = ["file", "MB", "seconds to the first token", "MB of memory, without those of `import transformers`"]
         found["start"] = markdown(titles, lines, left={"file"})
     return found
 

@@ -154,8 +154,9 @@ def gpu_headline() -> str:
         f"On an {steps['device']} in {real.dtype}, with random weights in the shape of Qwen3-8B, a decoding step "
         f"takes {stock['milliseconds']['median']:.1f} ms in plain `generate()`. A verified step of 8 input tokens "
         f"takes {verified['milliseconds']['median']:.1f} ms, and {captured['milliseconds']['median']:.1f} ms as a "
-        f"CUDA graph. SmolLM2-135M-Instruct as a WeDLM generates {ours:.2f}x as fast with such graphs "
-        f"({real.cell(1)['prompts']} prompts, one at a time; {same} outputs are identical)."
+        f"CUDA graph. SmolLM2-135M-Instruct, converted to a WeDLM, is {ours:.2f} times as fast "
+        f"as in plain `generate()` with verified decoding and such graphs ({real.cell(1)['prompts']} prompts, one at a "
+        f"time; {same} outputs are identical)."
     )
 
 
@@ -174,8 +175,8 @@ def demo_headline() -> str:
     return (
         f"On {len(results)} kinds of held-out questions, the demo checkpoint (a toy) streams {passes('streaming')} "
         f"tokens per forward pass and gets {right('streaming')} of the answers right. Verified decoding generates "
-        f"{passes('verified')} tokens per forward pass (window {window}) and gets {right('verified')} right, token by "
-        f"token {right(BASELINE)}."
+        f"{passes('verified')} tokens per forward pass (window {window}) and gets {right('verified')} right; token by "
+        f"token it gets {right(BASELINE)} right."
     )
 
 

@@ -453,7 +453,7 @@ def texts_table(results: dict[str, Any]) -> str:
 
 def places(results: dict[str, Any]) -> str:
     """Where it was trained."""
-    return ", then ".join(
+    return ", continued on ".join(
         f"{origin['device']} ({origin['threads']} threads, {commit_text(origin['commit'])})"
         for origin in results["training"]["origins"]
     )

@@ -48,7 +48,7 @@ def takes_cache(forward: Callable) -> Callable:
     def with_cache(*args, **kwargs):
         for name, value in kwargs.items():
             if isinstance(value, Cache) and name not in names:
-                raise TypeError(f"{name} is a cache, and this forward takes it as {CACHE}; {REMEDY}")
+                raise TypeError(f"This forward takes a cache as {CACHE}=, not as {name}=; {REMEDY}")
         if CACHE in kwargs:
             kwargs["past_key_values"] = kwargs.pop(CACHE)
         return forward(*args, **kwargs)

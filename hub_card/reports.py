@@ -216,17 +216,17 @@ def draft_section(report: dict[str, Any]) -> Section:
     verified = f"verified ({shown})" if shown else "verified"
     earlier = report["settings"]["start_from"]  # the SHA-256 of its weights
     if earlier is None:
-        origin = "The command trained the adapter from scratch, and on none of the prompts of the table."
+        origin = "This command trained the adapter from scratch, and on none of the prompts in the table:"
     else:  # an earlier run may have been trained on them
-        origin = f"The command trained an earlier adapter further, whose weights have the SHA-256 `{earlier}`."
+        origin = f"This command trained an earlier adapter further, whose weights have the SHA-256 `{earlier}`:"
     return Section(
         "Speed",
         f"The model answered the prompts greedily, one at a time, with at most "
         f"{report['settings']['max_new_tokens']} new tokens: token by token and {verified}, in turns, "
         f"in {results['dtype']}{fused}, on {escaped(report['device'])}, with {shown_versions(report['versions'])}, "
         f"{commit_text(report['commit'])}.\n\n"
-        f"```bash\n{shown_command(report['command'])}\n```\n\n"
         f"{origin}\n\n"
+        f"```bash\n{shown_command(report['command'])}\n```\n\n"
         f"{table_of(results)}\n\n"
         f"The baseline is the same model token by token; verified decoding takes drafts from the adapter and from "
         f"prompt lookup. *Same output* counts the prompts with the same output as the baseline. *Tokens per pass* are "

@@ -40,8 +40,8 @@ Measured on {device}, {threads} threads, {versions}, {commit}:"""
 EXPECTATIONS = """\
 - The model answers questions like those that `examples/demo/` in the repository generates: in English, with numbers
   of at most three digits. Any other question gets an answer that looks like one of the six kinds.
-- The more predictable the text, the more tokens a forward pass can fill. Stories leave many choices, but the model was
-  trained on its own stories, and tells nearly the same ones again.
+- The more predictable the text, the more tokens a forward pass can fill. Stories leave many choices, but later
+  stages of the training used stories that the model itself had written, and it tells nearly the same ones again.
 - Most of a forward pass of such a small model is overhead, so its tokens per second say little about large models."""
 
 RECIPE = """\

@@ -180,7 +180,7 @@ def test_the_guide_to_adapters_shows_the_recorded_numbers(load_benchmark):
     kinds = {kind: f"{one['times_autoregressive']['median']:.2f}" for kind, one in card.items()}
     for told in (
         f"the adapter brings {adapter_gains(evidence, records)} on three CPUs.",
-        f" {before:.2f} times as fast as `generate()` without the adapter and {after:.2f} times with it",
+        f" {before:.2f} times as fast as `generate()`, and with the adapter only {after:.2f} times",
         f" {kinds['copying']} to {kinds['writing']} times as fast as token by token at writing, extraction and "
         f"copying, {kinds['explanation']} times at explanations, and slower ({kinds['words']}) at tasks about "
         "single words",

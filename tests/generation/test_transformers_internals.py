@@ -89,7 +89,7 @@ def test_a_forward_that_fills_no_cache_ends_a_batch(model, deaf_attention):
 @pytest.mark.parametrize("name, part", [("past", "head"), ("past_key_value", "model"), ("cache_params", "attention")])
 def test_a_cache_by_an_unknown_name_is_refused(model, part, name):
     forward = {"head": model, "model": model.model, "attention": model.model.layers[0].self_attn}[part]
-    with pytest.raises(TypeError, match=f"{name} is a cache, and this forward takes it as {CACHE}; the code of wedlm"):
+    with pytest.raises(TypeError, match=f"This forward takes a cache as {CACHE}=, not as {name}=; the code of wedlm"):
         forward(torch.tensor([[5, 6]]), **{name: DynamicCache()})
 
 

@@ -57,8 +57,8 @@ output = model.generate(**inputs, decoding="verified", max_new_tokens=100)
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 ```
 
-`wedlm export {name} REPOSITORY` makes a repository for the Hub with the base and the adapter, or with
-`--adapter-only` of the adapter alone.
+`wedlm export {name} REPOSITORY` writes a repository for the Hub with the base and the adapter. With `--adapter-only`,
+it has the adapter alone.
 
 ## {title}
 

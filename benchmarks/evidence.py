@@ -154,8 +154,8 @@ def gpu_headline() -> str:
         f"On an {steps['device']} in {real.dtype}, with random weights in the shape of Qwen3-8B, a decoding step "
         f"takes {stock['milliseconds']['median']:.1f} ms in plain `generate()`. A verified step of 8 input tokens "
         f"takes {verified['milliseconds']['median']:.1f} ms, and {captured['milliseconds']['median']:.1f} ms as a "
-        f"CUDA graph. SmolLM2-135M-Instruct, converted to a WeDLM, is {ours:.2f} times as fast "
-        f"as in plain `generate()` with verified decoding and such graphs ({real.cell(1)['prompts']} prompts, one at a "
+        f"CUDA graph. SmolLM2-135M-Instruct, converted to a WeDLM, is {ours:.2f} times as fast as "
+        f"in plain `generate()` with verified decoding and such graphs ({real.cell(1)['prompts']} prompts, one at a "
         f"time; {same} outputs are identical)."
     )
 

@@ -150,11 +150,13 @@ def test_the_guide_to_training_shows_what_the_trained_model_gains(load_benchmark
     assert adapter["same_as_base"] == results["prompts"]
 
 
-def test_the_guide_to_training_shows_what_a_task_gains(load_benchmark):
-    page, report = (DOCS / "train.md").read_text(encoding="utf-8"), recorded("task_comparison")
+@pytest.mark.parametrize("name", ["task_comparison", "task_comparison_whole"])
+def test_the_guide_to_training_shows_what_a_task_gains(name, load_benchmark):
+    page, report = (DOCS / "train.md").read_text(encoding="utf-8"), recorded(name)
     assert load_benchmark("task_comparison").table(report["results"]["answers"]) in page
     assert f"python {report['command'].removeprefix('python ')}" in " ".join(page.split())
-    settings = dict(line.split(": ") for line in report["config"] if ": " in line and not line.startswith("#"))
+    given = re.findall(r"--(\w+) (\S+)", report["command"])
+    settings = dict(line.split(": ") for line in report["config"] if ": " in line and not line.startswith("#")) | dict(given)
     told = f"{settings['max_steps']} steps of {settings['per_device_train_batch_size']} rows"
     assert told in page and f"{report['questions']} held-out questions" in page
 

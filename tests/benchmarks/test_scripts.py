@@ -167,6 +167,7 @@ def test_a_training_that_is_killed_goes_on_from_its_last_save(run_slice, real_mo
 @pytest.mark.full
 def test_the_real_model_is_measured_by_the_kit(run_slice, real_model, load_benchmark, monkeypatch, tmp_path):
     evidence = load_benchmark("evidence_real")
+    monkeypatch.chdir(tmp_path)  # where no other engine is installed
     monkeypatch.setattr(evidence, "GROUPS", {"numbers": ("maths",)})
 
     def load_gguf(path, dtype):

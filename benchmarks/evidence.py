@@ -64,8 +64,9 @@ def details(record: evidence_real.Record) -> str:
     versions = record.about["peers_versions"].items()
     peers = ", ".join(f"{name} {version}" for name, version in versions if version) or "no other library"
     plot = f"![Speed by kind of prompt](evidence/{evidence_real.plot_of(record)})\n\n"
+    cpu, bandwidth = evidence_real.name_of(record), record.bytes_per_second / 1e9
     return (
-        f"**{record.cpu}, {record.dtype}, one at a time,** with {record.bytes_per_second / 1e9:.1f} GB per second.\n\n"
+        f"**{cpu} in {record.dtype}, one at a time,** with {bandwidth:.1f} GB per second.\n\n"
         f"{evidence_real.detail_table(record)}\n\n{plot if record.dtype == 'float32' else ''}{origin(record.file)} "
         f"Other engines: {peers}."
     )
@@ -154,9 +155,9 @@ def gpu_headline() -> str:
         f"On an {steps['device']} in {real.dtype}, with random weights in the shape of Qwen3-8B, a decoding step "
         f"takes {stock['milliseconds']['median']:.1f} ms in plain `generate()`. A verified step of 8 input tokens "
         f"takes {verified['milliseconds']['median']:.1f} ms, and {captured['milliseconds']['median']:.1f} ms as a "
-        f"CUDA graph. SmolLM2-135M-Instruct, converted to a WeDLM, is {ours:.2f} times as fast as "
-        f"in plain `generate()` with verified decoding and such graphs ({real.cell(1)['prompts']} prompts, one at a "
-        f"time; {same} outputs are identical)."
+        f"CUDA graph. With verified decoding and such graphs, SmolLM2-135M-Instruct (converted to a WeDLM) is "
+        f"{ours:.2f} times as fast as plain `generate()` ({real.cell(1)['prompts']} prompts, one at a time; {same} "
+        f"outputs are identical)."
     )
 
 

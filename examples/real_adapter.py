@@ -41,10 +41,11 @@ base_model_relation: adapter
 ---
 """
 USE = "```bash\nwedlm generate "
-TRAINED = "The command trained the adapter "
-BEFORE_TRAINED = """\
-To train the same adapter with today's version, add `--no-mask-shift`: its MASKs predict the tokens at their own
-positions. `make real-adapter` first writes build/humaneval.jsonl, the HumanEval problems in the row "other prompts".
+TABLE = "| prompts |"
+BEFORE_TABLE = """\
+To train the same kind of adapter with today's version, add `--no-mask-shift`: in this adapter a MASK predicts the
+token at its own position, and by default it now predicts the next one. `make real-adapter` first writes
+build/humaneval.jsonl, the HumanEval problems in the row "other prompts".
 
 """
 BEFORE_USE = "In a clone of the repository, after `make real-model`:\n\n"
@@ -137,7 +138,7 @@ def publish(adapter: Path, out: Path) -> None:
     for command in ("generate", "export"):
         card = card.replace(f"{command} {adapter.name} ", f"{command} {out} ")
     card = card.replace(f'from_pretrained("{adapter.name}")', f'from_pretrained("{out}")')
-    card = card.replace(TRAINED, BEFORE_TRAINED + TRAINED).replace(USE, BEFORE_USE + USE)
+    card = card.replace(TABLE, BEFORE_TABLE + TABLE).replace(USE, BEFORE_USE + USE)
     card = card.replace(f" for {Path(REAL_MODEL).name},", " for SmolLM2-135M-Instruct,")
     write_whole(out / "README.md", HEAD + card.rstrip() + "\n" + ORIGIN)
 

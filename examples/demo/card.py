@@ -115,7 +115,7 @@ def kind_table(results: dict[str, dict]) -> str:
 
 def likelihoods(held_out_nll: dict[str, float]) -> str:
     lines = [["kind", "NLL"], *([words(kind), number(nll, 3)] for kind, nll in held_out_nll.items())]
-    title = "The negative log-likelihood of the right answers to held-out questions under this model, in nats per token:"
+    title = "The negative log-likelihood of right answers to held-out questions under this model, in nats per token:"
     return f"{title}\n\n{table(lines)}"
 
 

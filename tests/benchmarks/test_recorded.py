@@ -165,7 +165,14 @@ def test_the_guide_to_training_shows_what_a_task_gains(name, load_benchmark):
         given
     )
     told = f"{settings['max_steps']} steps of {settings['per_device_train_batch_size']} rows"
-    assert told in page and f"{report['questions']} held-out questions" in page
+    text = " ".join(page.split())
+    assert told in text and f"{report['questions']} held-out questions" in text
+    answers = report["results"]["answers"]
+    if "plain, autoregressive" in answers:
+        plain, whole = answers["plain, autoregressive"], answers["whole, autoregressive"]
+        low, high = (100 * bound for bound in whole["quality_over_plain_interval"])
+        shares = f"{100 * whole['quality']:.1f} % with them, {100 * plain['quality']:.1f} % without"
+        assert f"{shares} (a difference of {low:+.1f} to {high:+.1f} points)" in text
 
 
 def test_the_guide_to_adapters_shows_the_recorded_numbers(load_benchmark):

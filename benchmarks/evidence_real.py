@@ -524,12 +524,12 @@ def compared(records: list[Record]) -> str:
                 exceptions.setdefault((name_of(record), which), []).append(record.dtype)
         cases = [f"{name} in {' and '.join(dtypes)}, {which}" for (name, which), dtypes in exceptions.items()]
         but = f" (slower on {'; '.join(cases)})" if cases else ""
-        measured = "" if number == all_setups else " measured setups"
-        return f"faster than {engine} in {num_faster} of {number}{measured}{but}"
+        setups = "setups" if number == all_setups else "measured setups"
+        return f"faster than {engine} in {num_faster} of {number} {setups}{but}"
 
     return (
         "A setup is a CPU, a dtype, and one or several prompts at once. A fused model is "
-        f"{faster(FUSED, VLLM, 'vLLM')} setups, and {faster(FUSED, OPENVINO, 'OpenVINO GenAI')}. "
+        f"{faster(FUSED, VLLM, 'vLLM')}, and {faster(FUSED, OPENVINO, 'OpenVINO GenAI')}. "
         f"`wedlm.load_gguf` is {faster(BLOCKS, LLAMA, 'llama.cpp with the same file')}."
     )
 

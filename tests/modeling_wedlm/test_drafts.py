@@ -96,7 +96,7 @@ def test_compiled_whole():
     model = FORMS["PEFT"]()
     expected = plain(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(plain(compiled), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(plain(compiled), expected)
     base = torch.compile(tiny_model(), backend="eager", fullgraph=True)
     assert torch.equal(plain(compiled)[:, :TEXT], plain(base)[:, :TEXT])
 

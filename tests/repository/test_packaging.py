@@ -87,7 +87,7 @@ from wedlm.fused.product import Product
 
 assert native._kernels.__file__.startswith(sys.prefix), "not the installed wheel"
 weight, x = torch.randn(300, 200), torch.randn(4, 200)
-torch.testing.assert_close(Product(weight)(x), x @ weight.T, atol=1e-4, rtol=1e-4)
+torch.testing.assert_close(Product(weight)(x), x @ weight.T)
 print(native.described_product())
 """
     said = run(environment / "bin" / "python", "-c", code, cwd=tmp_path).stdout

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -73,12 +74,36 @@ def test_idle_connections_lock_nobody_out(monkeypatch, half):
         for _ in range(4 * (PLACES + SPARE)):
             opened.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
             opened[-1].sendall(HALVES[half])
+            if half == "an answered request":
+                assert opened[-1].recv(1)  # until then it is not idle
         for path in ("/health", "/v1/models"):
             assert send(port, "GET", path) == (200, "welcome")
         assert is_closed(opened[0])  # the longest idle one
         opened[-1].settimeout(0.2)
         with suppress(TimeoutError):
             assert opened[-1].recv(1)  # The newest one is open, with an answer or without.
+
+
+def test_where_no_connection_is_idle_a_new_one_stays(monkeypatch):
+    """Its request is refused, or answered if it is for /health."""
+    held, released = [], threading.Event()
+
+    async def hold(scope, receive, send):
+        held.append(scope["path"])
+        while not released.is_set():
+            await asyncio.sleep(0.01)
+        await greet(scope, receive, send)
+
+    with serving(hold, monkeypatch) as port, ExitStack() as stack:
+        connect = partial(socket.create_connection, ("127.0.0.1", port), timeout=30)
+        for number, path in enumerate(["/v1/models"] * PLACES + ["/health"] * (SPARE + 1), start=1):
+            connection = stack.enter_context(connect())
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            while len(held) < number:
+                time.sleep(0.01)
+        assert send(port, "GET", "/v1/models")[0] == 503
+        released.set()
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("half", ["nothing", "half a header", "an answered request"])

@@ -25,9 +25,12 @@ class Connections(ServerState):
         self.idle_since: dict[Connection, float] = {}  # those without a whole request; the oldest first
 
     def close_oldest_idle(self) -> None:
-        """Closes a connection if there are too many: the one that is idle longest, rather without an unsent answer."""
-        if len(self.connections) > self.max_connections and self.idle_since:
-            others = list(self.idle_since)[:-1] or self.idle_since  # The last one is new.
+        """Closes a connection if there are too many: the one that is idle longest, rather without an unsent answer.
+
+        A new one stays where no other is idle: the middleware refuses its request, or answers if it is for /health.
+        """
+        others = list(self.idle_since)[:-1]  # The last one is new.
+        if len(self.connections) > self.max_connections and others:
             min(others, key=lambda each: each.num_unsent > 0).close()
 
     def close_late(self) -> None:

@@ -172,7 +172,11 @@ def test_the_guide_to_training_shows_what_a_task_gains(name, load_benchmark):
         plain, whole = answers["plain, autoregressive"], answers["whole, autoregressive"]
         low, high = (100 * bound for bound in whole["quality_over_plain_interval"])
         shares = f"{100 * whole['quality']:.1f} % with them, {100 * plain['quality']:.1f} % without"
-        assert f"{shares} (a difference of {low:+.1f} to {high:+.1f} points)" in text
+        assert f"{shares} (a difference of {low:+.1f} to {high:+.1f} points)" in text and low < 0 < high
+        times = {name: numbers["times_autoregressive"]["median"] for name, numbers in answers.items()}
+        assert f"verified decoding is {times['whole, verified, window 8']:.2f} times as fast" in text
+        streamed = {name: times[f"whole, streaming, window 8, threshold {name}"] for name in (0.05, 0.1, 0.2, 0.4)}
+        assert max(streamed[0.05], streamed[0.1], streamed[0.2]) < 1 < streamed[0.4]
 
 
 def test_the_guide_to_adapters_shows_the_recorded_numbers(load_benchmark):

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 
+import draft_models
 import pytest
 import torch
 from exports import edit, names, refused, run, save_base_and_adapter
@@ -214,8 +215,11 @@ def test_targets_that_are_refused(tmp_path):
 def test_models_and_options_that_are_refused(tmp_path):
     _, wedlm = save_wedlm(tmp_path)
     stock, out = tmp_path / "stock", tmp_path / "out"
+    of_stock = draft_models.save_adapter(tmp_path / "adapter", base=wedlm)
+    edit(of_stock / "adapter_config.json", base_model_name_or_path=str(stock))
     for sentence, *arguments in (
         ("is of model_type 'qwen3', and this needs WeDLM; `wedlm convert", stock, out, "--vllm"),
+        ("is of model_type 'qwen3', and this needs WeDLM; `wedlm convert", of_stock, out, "--vllm"),
         ("--license is about a repository, and --vllm writes none; leave", wedlm, out, "--vllm", "--license", "mit"),
         ("--adapter-only is about a repository", wedlm, out, "--vllm", "--adapter-only"),
         ("--target names the model that MODEL drafts for in vLLM; pass --vllm", wedlm, out, "--target", stock),

@@ -12,7 +12,8 @@ on the same questions in the same order. Arguments of `wedlm train` that are giv
 Each then answers held-out questions, fused: plain token by token, the others also streaming at several thresholds,
 blockwise and verified. All take turns on each question, so their seconds compare. "Right" is the share of right
 answers, "difference" the 95 % interval of the difference to the same model token by token, and "times as fast" the
-speed as a multiple of its own. A run that was stopped goes on from --work.
+speed as a multiple of its own. A run that was stopped goes on from --work. With --curve each saved checkpoint answers
+in place of the last one: `--curve --save_steps 60 --save_total_limit 9`.
 """
 
 import argparse
@@ -28,11 +29,12 @@ from common import DEVICE, RESULTS, STOCK, WEDLM, Panel, markdown, new_parser, s
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 import wedlm
 from examples import task_data
 from examples.demo.example import Example
-from examples.demo.tasks import MAX_NEW_TOKENS, check
+from examples.demo.tasks import MAX_NEW_TOKENS
 from wedlm.checkpoints.prompt_ids import encode
 from wedlm.evaluation.decodings import BASELINE, combinations
 from wedlm.evaluation.sweep import Answer, Question, answer_of, summaries, summary, write
@@ -49,11 +51,13 @@ CONFIG = Path(task_data.__file__).with_name("task.yaml")
 PLAIN, WHOLE, LORA = TRAININGS = ("plain", "whole", "LoRA")
 MAX_QUALITY_LOSSES = (0.01, 0.03, 0.05)
 WINDOW = [16 if DEVICE == "cuda" else 8]  # what window_size=None means
-DECODINGS = combinations(
-    [BASELINE, "streaming", "verified"], entropy_threshold=[0.05, 0.1, 0.2, 0.4], window_size=WINDOW
-)
-DECODINGS |= combinations(["blockwise"], entropy_threshold=[0.1], window_size=WINDOW)
-TO_TUNE = {label: each for label, each in DECODINGS.items() if each["decoding"] in (BASELINE, "streaming")}
+THRESHOLDS = [0.05, 0.1, 0.2, 0.4]
+
+
+def decodings_at(thresholds: list[float]) -> dict[str, dict[str, Any]]:
+    of_all = combinations([BASELINE, "streaming", "verified"], entropy_threshold=thresholds, window_size=WINDOW)
+    return of_all | combinations(["blockwise"], entropy_threshold=[0.1], window_size=WINDOW)
+
 
 # --- Training ---
 
@@ -80,8 +84,8 @@ def train_plain(stock: Path, words: list[str], tokenizer: PreTrainedTokenizerBas
     trainer.save_state()
 
 
-def trained(given: argparse.Namespace, rest: list[str], training: str, folder: Path) -> Path:
-    """The folder of a trained model, whose LoRA is merged."""
+def trained(given: argparse.Namespace, rest: list[str], training: str, folder: Path) -> dict[str, Path]:
+    """The folder of a trained model, whose LoRA is merged; with --curve also those of its checkpoints."""
     out, tokenizer = folder / training, AutoTokenizer.from_pretrained(given.wedlm)
     words = [str(CONFIG), f"--model={given.wedlm}", f"--train_data={folder / 'train.jsonl'}"]
     words += [f"--output_dir={out}", *rest]
@@ -92,10 +96,15 @@ def trained(given: argparse.Namespace, rest: list[str], training: str, folder: P
             train_plain(given.stock, words, tokenizer)
         else:
             train(words)
-    if training != LORA:
-        return out
-    merged = folder / f"{training}-merged"
-    return merged if merged.exists() else merge_adapter(str(out), merged)
+    folders = {training: out}
+    if given.curve:
+        steps = sorted(int(each.name.rpartition("-")[2]) for each in out.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+        folders = {f"{training} after {step} steps": out / f"{PREFIX_CHECKPOINT_DIR}-{step}" for step in steps}
+    if training == LORA:
+        for name, one in folders.items():
+            merged = folder / f"{name.replace(' ', '-')}-merged"
+            folders[name] = merged if merged.exists() else merge_adapter(str(one), merged)
+    return folders
 
 
 # --- Answers ---
@@ -105,6 +114,7 @@ def answers_of(
     models: dict[str, PreTrainedModel],
     tokenizer: PreTrainedTokenizerBase,
     questions: list[Question],
+    decodings: dict[str, dict[str, Any]],
     work: WorkFile,
 ) -> dict[str, dict[str, list[Answer]]]:
     """The answers of each model in each decoding; these take turns on each question."""
@@ -113,7 +123,7 @@ def answers_of(
         return {
             f"{training}, {label}": partial(write, model, question, {**arguments, "max_new_tokens": MAX_NEW_TOKENS})
             for training, model in models.items()
-            for label, arguments in DECODINGS.items()
+            for label, arguments in decodings.items()
             if training != PLAIN or label == BASELINE
         }
 
@@ -129,16 +139,21 @@ def answers_of(
     return answers
 
 
-def chosen(answers: dict[str, list[Answer]], max_quality_loss: float) -> str | None:
+def chosen(answers: dict[str, list[Answer]], decodings: dict[str, Any], max_quality_loss: float) -> str | None:
     """The label of what `wedlm tune` chooses of streaming's thresholds and token by token."""
-    some = {label: answers[label] for label in TO_TUNE}
-    lost = most_lost(some, TO_TUNE)
-    results = {label: each | {"most_lost": lost[label]} for label, each in summaries(some, TO_TUNE).items()}
+    to_tune = {label: each for label, each in decodings.items() if each["decoding"] in (BASELINE, "streaming")}
+    some = {label: answers[label] for label in to_tune}
+    lost = most_lost(some, to_tune)
+    results = {label: each | {"most_lost": lost[label]} for label, each in summaries(some, to_tune).items()}
     return decide(some, results, max_quality_loss)[0]
 
 
 def measure(
-    given: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, folders: dict[str, Path], work: WorkFile
+    given: argparse.Namespace,
+    tokenizer: PreTrainedTokenizerBase,
+    folders: dict[str, Path],
+    decodings: dict[str, dict[str, Any]],
+    work: WorkFile,
 ) -> dict[str, Any]:
     """The summary of each model in each decoding, beside plain token by token; with the qualities of each kind."""
     models: dict[str, PreTrainedModel] = {
@@ -148,10 +163,10 @@ def measure(
     one = next(iter(models.values()))
     examples: list[Example] = task_data.test_examples(given.kinds, given.questions, given.seed)
     questions = [
-        Question(encode(one, tokenizer, each.prompt), lambda text, each=each: float(check(each, text)))
+        Question(encode(one, tokenizer, each.prompt), lambda text, each=each: float(task_data.check(each, text)))
         for each in examples
     ]
-    answers, results = answers_of(models, tokenizer, questions, work), {}
+    answers, results = answers_of(models, tokenizer, questions, decodings, work), {}
     for training, of_training in answers.items():
         for label, of_label in of_training.items():
             numbers = summary(of_label, of_training[BASELINE], is_exact=label == BASELINE or "verified" in label)
@@ -165,7 +180,7 @@ def measure(
             }
             results[f"{training}, {label}"] = numbers
     tuned = {
-        training: {f"{loss:.0%}": chosen(each, loss) for loss in MAX_QUALITY_LOSSES}
+        training: {f"{loss:.0%}": chosen(each, decodings, loss) for loss in MAX_QUALITY_LOSSES}
         for training, each in answers.items()
         if training != PLAIN
     }
@@ -223,11 +238,15 @@ def main() -> None:
     parser.add_argument("--stock", type=Path, default=STOCK, help="the model")
     parser.add_argument("--wedlm", type=Path, default=WEDLM, help="the same as a WeDLM")
     parser.add_argument("--work", type=Path, default=RESULTS.parents[1] / "build" / "task-comparison")
-    parser.add_argument("--kinds", nargs="+", choices=task_data.TASKS, default=list(task_data.TASKS))
+    parser.add_argument(
+        "--kinds", nargs="+", choices=[*task_data.TASKS, *task_data.GYM_TASKS], default=list(task_data.TASKS)
+    )
     parser.add_argument("--trainings", nargs="+", choices=TRAININGS, default=TRAININGS)
     parser.add_argument("--samples", type=int, default=10_500, help="questions to train on")
+    parser.add_argument("--curve", action="store_true", help="let all saved checkpoints answer")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--low-rank-learning-rate", type=float, default=1.5e-3)
+    parser.add_argument("--thresholds", type=float, nargs="+", default=THRESHOLDS, help="of streaming")
     parser.add_argument("--questions", type=int, default=500, help="held-out ones")
     parser.add_argument("--seed", type=int, default=0, help="of the held-out questions")
     parser.add_argument("--dtype", default="float32", help="of the answers")
@@ -239,14 +258,17 @@ def main() -> None:
     chats = ({"messages": each.messages} for each in task_data.train_examples(given.kinds, given.samples))
     if not (data := folder / "train.jsonl").exists():
         task_data.write_lines(data, chats)
-    folders = {training: trained(given, rest, training, folder) for training in given.trainings}
-    states = {training: folder / training / TRAINER_STATE_NAME for training in folders}
+    folders: dict[str, Path] = {}
+    for training in given.trainings:
+        folders |= trained(given, rest, training, folder)
+    states = {training: folder / training / TRAINER_STATE_NAME for training in given.trainings}
     logs = {
         training: json.loads(state.read_text(encoding="utf-8"))["log_history"] for training, state in states.items()
     }
-    asked = {"seed": given.seed, "dtype": given.dtype, "decodings": DECODINGS, "trainings": list(given.trainings)}
+    decodings = decodings_at(given.thresholds)
+    asked = {"seed": given.seed, "dtype": given.dtype, "decodings": decodings, "trainings": list(folders)}
     tokenizer, work = AutoTokenizer.from_pretrained(given.wedlm), WorkFile(folder / "answers", asked)
-    results = {"trainings": logs, **measure(given, tokenizer, folders, work)}
+    results = {"trainings": logs, **measure(given, tokenizer, folders, decodings, work)}
     print(table(results["answers"]))
     save(given.out, results, DEVICE, **settings, questions=given.questions, seed=given.seed, dtype=given.dtype)
 

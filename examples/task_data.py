@@ -2,31 +2,75 @@
 
     python -m examples.task_data build/task [--kinds counting equations] [--train 12000 --test 500] [--seed 0]
 
-The kinds are the demo's (examples/demo), and take turns. OUT/train.jsonl has chats, as `wedlm train` reads them, and
-OUT/test.jsonl other questions, as `wedlm tune` reads them. Another --seed writes other test questions.
+The kinds take turns. They are the demo's (examples/demo) and some of reasoning-gym's (`pip install reasoning-gym`).
+OUT/train.jsonl has chats, as `wedlm train` reads them, and OUT/test.jsonl other questions, as `wedlm tune` reads them.
+Another --seed writes other test questions.
 """
 
 import argparse
 import json
 import math
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from examples.demo import tasks
 from examples.demo.example import Example
-from examples.demo.tasks import KINDS, example, held_out_examples
 from wedlm.checkpoints.whole_file import write_whole
 
-TASKS = tuple(kind for kind in KINDS if kind != "stories")  # which have no right answer to compare with
+TASKS = tuple(kind for kind in tasks.KINDS if kind != "stories")  # which have no right answer to compare with
+# Kinds of reasoning-gym, in sizes that a model of 135 million parameters learns in some hundred steps.
+GYM_TASKS: dict[str, dict[str, int]] = {
+    "number_sorting": {"max_numbers": 6},
+    "word_sorting": {"max_words": 6},
+    "word_sequence_reversal": {},
+    "rotate_matrix": {"max_n": 4},
+    "polynomial_multiplication": {"max_terms": 2, "max_value": 20, "max_polynomials": 2},
+}
+GYM_SEEDS = 10**8  # reasoning-gym makes question i of a seed with seed + i
+
+
+@cache
+def gym(kind: str) -> Any:
+    """All questions of a kind, made as they are asked for: first those to train on, then those of each test seed."""
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise SystemExit(
+            f"The questions of {kind} come from reasoning-gym: pip install reasoning-gym ({error})."
+        ) from error
+    return reasoning_gym.create_dataset(kind, seed=0, size=2**31, **GYM_TASKS[kind])
+
+
+def gym_example(kind: str, index: int) -> Example:
+    entry = gym(kind)[index]
+    return Example(kind, entry["question"].strip(), entry["answer"], str(index))
 
 
 def train_examples(kinds: list[str], number: int) -> list[Example]:
-    return [example(kinds[index % len(kinds)], "train", index) for index in range(number)]
+    turns = [(kinds[index % len(kinds)], index) for index in range(number)]
+    return [gym_example(*turn) if turn[0] in GYM_TASKS else tasks.example(turn[0], "train", turn[1]) for turn in turns]
+
+
+def held_out_examples(kind: str, number: int, seed: int) -> list[Example]:
+    if kind not in GYM_TASKS:
+        return tasks.held_out_examples(kind, number, seed)
+    return [gym_example(kind, (1 + seed) * GYM_SEEDS + index) for index in range(number)]
 
 
 def test_examples(kinds: list[str], number: int, seed: int = 0) -> list[Example]:
     """Questions that are not in the training data, as many of each kind."""
     each = [held_out_examples(kind, math.ceil(number / len(kinds)), seed) for kind in kinds]
     return [one for turn in zip(*each, strict=True) for one in turn][:number]
+
+
+def check(example: Example, answer: str) -> bool:
+    """Whether an answer is right."""
+    if example.kind not in GYM_TASKS:
+        return tasks.check(example, answer)
+    questions = gym(example.kind)
+    return questions.score_answer(answer.strip(), questions[int(example.key)]) == 1
 
 
 def write_lines(path: Path, records: Iterable[dict]) -> None:
@@ -37,7 +81,7 @@ def write_lines(path: Path, records: Iterable[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--kinds", nargs="+", choices=TASKS, default=TASKS)
+    parser.add_argument("--kinds", nargs="+", choices=[*TASKS, *GYM_TASKS], default=TASKS)
     parser.add_argument("--train", type=int, default=10_500, help="the number of questions to train on")
     parser.add_argument("--test", type=int, default=500, help="the number of questions to test with")
     parser.add_argument("--seed", type=int, default=0, help="of the test questions")

@@ -394,7 +394,7 @@ def test_a_figure_of_decoding_goes_on_where_it_was_stopped(load_benchmark, monke
 def test_trainings_on_a_task_are_compared_and_go_on(run, real_model, load_benchmark, monkeypatch, tmp_path):
     comparison = load_benchmark("task_comparison")
     monkeypatch.setattr(comparison, "MAX_NEW_TOKENS", 8)
-    monkeypatch.setattr(comparison, "check", lambda example, text: text.startswith("a"))
+    monkeypatch.setattr(comparison.task_data, "check", lambda example, text: text.startswith("a"))
     few = ["--samples", 12, "--rank", 2, "--low-rank-learning-rate", 0.05, "--questions", 2]
     few += ["--max_steps", 8, "--max_length", 256, "--per_device_train_batch_size", 1, "--learning_rate", 0.02]
     few += ["--warmup_steps", 0, "--logging_steps", 1, "--bf16", "false"]
@@ -403,29 +403,48 @@ def test_trainings_on_a_task_are_compared_and_go_on(run, real_model, load_benchm
     results = run(*words)["results"]
     assert list(results["trainings"]) == ["plain", "whole", "LoRA"]
     of_plain = [name for name in results["answers"] if name.startswith("plain")]
-    assert of_plain == ["plain, autoregressive"] and len(results["answers"]) == 1 + 2 * len(comparison.DECODINGS)
+    assert of_plain == ["plain, autoregressive"] and len(results["answers"]) == 1 + 2 * len(
+        comparison.decodings_at(comparison.THRESHOLDS)
+    )
     for training in ("whole", "LoRA"):
         verified = results["answers"][f"{training}, verified, window {comparison.WINDOW[0]}"]
         assert verified["same_text_as_autoregressive"] == 1
         assert f"| {training}, verified |" in comparison.table(results["answers"])
     losses = [[entry["loss"] for entry in log if "loss" in entry] for log in results["trainings"].values()]
     assert all(len(each) == 8 and min(each[4:]) < each[0] for each in losses), losses
-    monkeypatch.setattr(comparison, "interleaved", None)  # nothing is trained or asked again
-    monkeypatch.setattr(comparison, "train", None)
-    monkeypatch.setattr(comparison, "train_plain", None)
-    assert run(*words)["results"] == results
+    with monkeypatch.context() as unused:  # nothing is trained or asked again
+        for name in ("interleaved", "train", "train_plain"):
+            unused.setattr(comparison, name, None)
+        assert run(*words)["results"] == results
+    curve = [
+        "--curve",
+        "--save_steps",
+        4,
+        "--save_total_limit",
+        2,
+        "--thresholds",
+        0.2,
+        "--trainings",
+        "whole",
+        "LoRA",
+    ]
+    on_the_way = run(*words, *curve)["results"]
+    assert list(on_the_way["trainings"]) == ["whole", "LoRA"]
+    after = [f"{training} after {steps} steps" for training in ("whole", "LoRA") for steps in (4, 8)]
+    labels = comparison.decodings_at([0.2])
+    assert list(on_the_way["answers"]) == [f"{name}, {label}" for name in after for label in labels]
 
 
 def test_the_fastest_threshold_that_keeps_the_answers_is_chosen(load_benchmark):
     comparison = load_benchmark("task_comparison")
     seconds = {"autoregressive": 9, "streaming, threshold 0.05": 7, "streaming, threshold 0.1": 5}
-    answers = {}
-    for label in comparison.DECODINGS:
+    answers, decodings = {}, comparison.decodings_at(comparison.THRESHOLDS)
+    for label in decodings:
         name = label.replace(f", window {comparison.WINDOW[0]}", "")
         rights = [1.0] * 500 if name in seconds else [0.0] * 100 + [1.0] * 400
         answers[label] = [comparison.Answer("a", right, 4, 4, 4, seconds.get(name, 1)) for right in rights]
-    chosen = comparison.chosen(answers, 0.01)
-    assert "threshold 0.1" in chosen and chosen in comparison.DECODINGS
+    chosen = comparison.chosen(answers, decodings, 0.01)
+    assert "threshold 0.1" in chosen and chosen in decodings
 
 
 def test_samples_of_a_packed_row_are_apart_in_transformers_training(load_benchmark):

@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from types import SimpleNamespace
 
 import pytest
 from helpers import CHECKPOINTS, REPOSITORY
@@ -75,6 +76,37 @@ def test_the_questions_of_a_task_are_trained_on_and_asked(monkeypatch, tmp_path)
     given |= {"bf16": False, "max_steps": 1, "warmup_steps": 0}
     train([str(REPOSITORY / "examples" / "task.yaml"), *(f"--{name}={value}" for name, value in given.items())])
     assert WeDLMForCausalLM.from_pretrained(tmp_path / "model").config.mask_trained
+
+
+class OfAGym(list):
+    """Questions as reasoning-gym makes them, each by its number and the dataset's seed."""
+
+    def __init__(self, kind, seed, size, **sizes):
+        self.kind, self.seed, self.size = kind, seed, size
+
+    def __getitem__(self, index):
+        assert 0 <= index < self.size
+        return {"question": f"What is {self.seed + index}?\n", "answer": str(self.seed + index)}
+
+    def score_answer(self, answer, entry):
+        return 1.0 if answer == entry["answer"] else 0.5
+
+
+def test_questions_of_reasoning_gym_are_apart_by_seed_and_right_in_full_only(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", SimpleNamespace(create_dataset=OfAGym))
+    task_data.gym.cache_clear()
+    kinds = ["word_sorting", "counting", "rotate_matrix"]
+    taught = task_data.train_examples(kinds, 9)
+    assert [each.kind for each in taught] == 3 * kinds
+    tests = [task_data.test_examples(kinds, 9, seed) for seed in (0, 1)]
+    asked = [each.prompt for examples in (taught, *tests) for each in examples if each.kind == "word_sorting"]
+    assert len(set(asked)) == len(asked) == 9
+    for each in tests[1]:
+        assert task_data.check(each, each.answer) and not task_data.check(each, "")
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    task_data.gym.cache_clear()
+    with pytest.raises(SystemExit, match="word_sorting come from reasoning-gym: pip install reasoning-gym"):
+        task_data.train_examples(kinds, 1)
 
 
 def test_the_real_models_tokenizer_is_the_same_on_every_version(tmp_path):

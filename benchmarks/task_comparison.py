@@ -209,6 +209,17 @@ def table(results: dict[str, Any]) -> str:
     return markdown(header, lines, left={"trained, decoding"})
 
 
+def curve(results: dict[str, Any]) -> str:
+    """For docs/train.md: the right answers and the tokens per forward pass of each checkpoint in each decoding."""
+    lines: dict[str, dict[str, str]] = {}
+    for name, numbers in results.items():
+        trained, label = re.sub(r", window \d+", "", name.replace(BASELINE, "token by token")).split(", ", 1)
+        cell = f"{100 * numbers['quality']:.0f} % at {numbers['tokens_per_forward']:.2f}"
+        lines.setdefault(trained, {})[label] = cell
+    header = ["trained", *next(iter(lines.values()))]
+    return markdown(header, [[trained, *cells.values()] for trained, cells in lines.items()], left={"trained"})
+
+
 def headline(record: dict[str, Any]) -> str:
     """For README.md, which a test compares."""
     answers = record["results"]["answers"]
@@ -269,7 +280,7 @@ def main() -> None:
     asked = {"seed": given.seed, "dtype": given.dtype, "decodings": decodings, "trainings": list(folders)}
     tokenizer, work = AutoTokenizer.from_pretrained(given.wedlm), WorkFile(folder / "answers", asked)
     results = {"trainings": logs, **measure(given, tokenizer, folders, decodings, work)}
-    print(table(results["answers"]))
+    print((curve if given.curve else table)(results["answers"]))
     save(given.out, results, DEVICE, **settings, questions=given.questions, seed=given.seed, dtype=given.dtype)
 
 

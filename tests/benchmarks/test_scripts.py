@@ -265,7 +265,7 @@ def test_what_compiles_for_too_long_is_ended_with_all_that_it_started(load_bench
     assert measured["times_floor"] == measured["milliseconds"]["median"] / 2
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_trainer_is_measured(run_slice, load_benchmark):
     few = ["--shapes", "tiny", "--training-lengths", 64, "--rank", 4, "--repeats", 1]
     results = run_slice("training", *few)["results"]

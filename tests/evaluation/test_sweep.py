@@ -27,7 +27,7 @@ def test_every_decoding_answers_in_turns_and_is_counted(demo, tmp_path, monkeypa
     questions, asked = questions_of(tokenizer), []
     real = sweep.write
     monkeypatch.setattr(sweep, "write", lambda *args: asked.append((args[1], args[2]["decoding"])) or real(*args))
-    answers = sweep.sweep(model, tokenizer, questions, DECODINGS, 160, WorkFile(tmp_path, {}))
+    answers = sweep.sweep(model, tokenizer, questions, DECODINGS, 40, WorkFile(tmp_path, {}))
     kinds = [BASELINE, "verified", "streaming"]
     orders = [kinds, kinds, kinds[1:] + kinds[:1], kinds[2:] + kinds[:2]]  # the first time to warm up
     expected = [(q, kind) for q, order in zip([questions[0], *questions], orders, strict=True) for kind in order]
@@ -35,7 +35,7 @@ def test_every_decoding_answers_in_turns_and_is_counted(demo, tmp_path, monkeypa
     for label, of_label in answers.items():
         for question, answer in zip(questions, of_label, strict=True):
             output = model.generate(
-                torch.tensor([question.ids]), **DECODINGS[label], max_new_tokens=160, return_dict_in_generate=True
+                torch.tensor([question.ids]), **DECODINGS[label], max_new_tokens=40, return_dict_in_generate=True
             )
             new = output.sequences[0, len(question.ids) :].tolist()
             assert (answer.tokens, answer.forwards) == (len(new), int(output.forwards))

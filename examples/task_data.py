@@ -10,6 +10,7 @@ Another --seed writes other test questions.
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,8 @@ def gym(kind: str) -> Any:
         raise SystemExit(
             f"The questions of {kind} come from reasoning-gym: pip install reasoning-gym ({error})."
         ) from error
+    if kind == "polynomial_multiplication" and sys.flags.hash_randomization:  # reasoning-gym draws from a set
+        raise SystemExit(f"The questions of {kind} differ in each process, unless it starts with PYTHONHASHSEED=0.")
     return reasoning_gym.create_dataset(kind, seed=0, size=2**31, **GYM_TASKS[kind])
 
 

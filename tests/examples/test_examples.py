@@ -103,6 +103,9 @@ def test_questions_of_reasoning_gym_are_apart_by_seed_and_right_in_full_only(mon
     assert len(set(asked)) == len(asked) == 9
     for each in tests[1]:
         assert task_data.check(each, each.answer) and not task_data.check(each, "")
+    assert sys.flags.hash_randomization
+    with pytest.raises(SystemExit, match="differ in each process, unless it starts with PYTHONHASHSEED=0"):
+        task_data.train_examples(["polynomial_multiplication"], 1)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     task_data.gym.cache_clear()
     with pytest.raises(SystemExit, match="word_sorting come from reasoning-gym: pip install reasoning-gym"):

@@ -103,7 +103,7 @@ def test_questions_of_reasoning_gym_are_apart_by_seed_and_right_in_full_only(mon
     assert len(set(asked)) == len(asked) == 9
     for each in tests[1]:
         assert task_data.check(each, each.answer) and not task_data.check(each, "")
-    assert sys.flags.hash_randomization
+    monkeypatch.setattr(task_data, "sys", SimpleNamespace(flags=SimpleNamespace(hash_randomization=1)))
     with pytest.raises(SystemExit, match="differ in each process, unless it starts with PYTHONHASHSEED=0"):
         task_data.train_examples(["polynomial_multiplication"], 1)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)

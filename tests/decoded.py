@@ -73,7 +73,7 @@ MODELS = {name: load(CHECKPOINTS / name) for name in ("q25", "q3")}
 PARALLEL = ("streaming", "blockwise", "verified")
 STATIC = {"cache_implementation": "static"}
 SPECIAL = {"eos_token_id": EOS, "pad_token_id": PAD}
-ARGUMENTS = {"max_new_tokens": 24, "query_cost": 0, "entropy_threshold": 1.0, **SPECIAL}
+ARGUMENTS = {"max_new_tokens": 16, "query_cost": 0, "entropy_threshold": 1.0, **SPECIAL}
 
 
 def run(model, prompts=PROMPTS, **arguments):

@@ -30,7 +30,7 @@ from wedlm.generation.model_kind import is_stock
 from wedlm.serving.grammars import Grammars
 
 TOKENS = 159  # of the tokenizer below; a WeDLM has MASK behind them
-NEW_TOKENS = 16
+NEW_TOKENS = 12
 TEMPLATE = """\
 {%- for tool in tools or [] %}{{ tool.function.name }} {% endfor -%}
 {%- for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor -%}

@@ -44,7 +44,7 @@ def private_uses(source: str) -> list[Use]:
             function = node.name
         names = []
         if isinstance(node, ast.Attribute):
-            is_override = ast.unparse(node.value) == "super()" and node.attr == function
+            is_override = node.attr == function and ast.unparse(node.value) == "super()"
             is_own = is_self(node.value) and node.attr in own
             names = [] if is_override or is_own or node.attr in NAMED_TUPLE else [node.attr]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BY_NAME:

@@ -162,8 +162,13 @@ def test_every_request_writes_what_it_writes_alone(drawn, data):
     assert_as_alone(drawn, got, cut_short=cancelled)
 
 
+# Kinds of attention, of layers and of caches; test_models.py has a batch of every family.
+VARIED = ("Llama", "Qwen2, some layers sliding", "Mixtral, sliding", "Gemma2", "Gemma3", "GPT2", "OPT", "GptOss")
+VARIED += ("DeepseekV3",)
+
+
 @pytest.mark.few(5)
-@pytest.mark.parametrize("name", FITTING)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in VARIED else pytest.mark.slow) for n in FITTING])
 def test_requests_of_a_stock_model_share_forwards_and_write_what_transformers_writes(name):
     model = stock(name)
     if not any("experts" in module for module, _ in model.named_modules()):  # They have no kernel for float64.

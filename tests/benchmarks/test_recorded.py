@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections import defaultdict
 
 import pytest
 from helpers import REPOSITORY
@@ -177,6 +178,36 @@ def test_the_guide_to_training_shows_what_a_task_gains(name, load_benchmark):
         assert f"verified decoding is {times['whole, verified, window 8']:.2f} times as fast" in text
         streamed = {name: times[f"whole, streaming, window 8, threshold {name}"] for name in (0.05, 0.1, 0.2, 0.4)}
         assert max(streamed[0.05], streamed[0.1], streamed[0.2]) < 1 < streamed[0.4]
+
+
+def test_the_guide_to_training_shows_other_questions():
+    report, text = recorded("task_seed"), " ".join((DOCS / "train.md").read_text(encoding="utf-8").split())
+    assert f"(`--questions {report['questions']} --seed {report['seed']}`)" in text
+    answers, first = report["results"]["answers"], recorded("task_comparison_whole")["results"]["answers"]
+    shares = [100 * answers[f"{training}, autoregressive"]["quality"] for training in ("whole", "plain")]
+    streamed = "whole, streaming, window 8, threshold 0.1"
+    assert f"{shares[0]:.1f} % right token by token with MASKs and {shares[1]:.1f} % without, and streaming" in text
+    told = f"at a threshold of 0.1 generates {answers[streamed]['tokens_per_forward']:.2f} tokens per forward pass"
+    assert told in text
+    assert all(abs(numbers["quality"] - first[name]["quality"]) < 0.03 for name, numbers in answers.items())
+
+
+def test_the_guide_to_training_shows_the_curve_of_harder_questions(load_benchmark):
+    text, report = (DOCS / "train.md").read_text(encoding="utf-8"), recorded("task_curve")
+    assert load_benchmark("task_comparison").curve(report["results"]["answers"]) in text
+    text = " ".join(text.split())
+    assert report["command"] in text and f"answered {report['questions']} held-out questions" in text
+    last = report["results"]["trainings"]["whole"][-1]
+    assert f"{last['step']} steps of 2 rows ({last['train_runtime'] / 60:.0f} minutes" in text
+    of_kind = defaultdict(list)
+    for name, numbers in report["results"]["answers"].items():
+        of_kind[name.split(", ")[1]].append(numbers)
+    assert all(each["tokens_per_forward"] < 1 for each in of_kind["streaming"]), "gains no tokens"
+    shares = [of_kind[name][-1]["quality"] for name in ("streaming", "autoregressive")]
+    assert shares[0] < shares[1] / 2, "loses most of the right answers"
+    verified = [each["tokens_per_forward"] for each in of_kind["verified"]]
+    assert verified[0] > verified[1] > verified[2] > 1.5
+    assert all(0.95 < each["times_autoregressive"]["median"] < 1.1 for each in of_kind["verified"]), "as fast"
 
 
 def test_the_guide_to_adapters_shows_the_recorded_numbers(load_benchmark):

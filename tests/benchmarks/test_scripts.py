@@ -100,7 +100,7 @@ def real_model(tmp_path):
     return [word for name in ("stock", "model", "adapter") for word in (f"--{name}", tmp_path / name)]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_model_is_trained_on_tasks_in_several_calls_and_ends_its_texts(
     run_slice, real_model, load_benchmark, monkeypatch, tmp_path
 ):
@@ -164,7 +164,7 @@ def test_a_training_that_is_killed_goes_on_from_its_last_save(run_slice, real_mo
     assert (trained["steps"], trained["calls"]) == (2 + 4, 2)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_real_model_is_measured_by_the_kit(run_slice, real_model, load_benchmark, monkeypatch, tmp_path):
     evidence = load_benchmark("evidence_real")
     monkeypatch.chdir(tmp_path)  # where no other engine is installed
@@ -196,7 +196,7 @@ def test_the_kit_makes_the_real_model_where_it_is_not_there(run_slice, load_benc
     assert made == [(kit.PACKAGES, tmp_path / "stock")]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_steps_are_measured_beside_the_memory_floor_and_once(run_slice, load_benchmark, monkeypatch, tmp_path):
     kit = load_benchmark("gpu_kit")
     few = ["--shapes", "tiny", "--batch-sizes", 1, "--length", 24, "--new-tokens", 4, "--repeats", 1]
@@ -247,7 +247,7 @@ def test_a_slice_begins_nothing_when_its_minutes_are_over(run_slice):
         run_slice("training", "--shapes", "tiny", "--minutes", 0)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_what_compiles_for_too_long_is_ended_with_all_that_it_started(load_benchmark, tmp_path):
     common, file = load_benchmark("common"), tmp_path / "pid"
     assert common.in_fresh_process(os.getpid, seconds=60) != os.getpid()

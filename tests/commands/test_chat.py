@@ -35,11 +35,11 @@ def fresh_answers(loaded, questions, **arguments):
 def test_turns_with_the_cache_answer_as_without(loaded, capsys, template, decoding):
     """It holds for templates that write earlier turns anew, and for texts that are encoded into other tokens."""
     model, tokenizer = loaded[0], make_tokenizer(template)
-    options = GenerationOptions(max_new_tokens=40, entropy_threshold="3", decoding=decoding)
+    options = GenerationOptions(max_new_tokens=16, entropy_threshold="3", decoding=decoding)
     conversation = Chat(model, tokenizer, options)
     for question in QUESTIONS:
         conversation.say(question)
-    texts = fresh_answers((model, tokenizer), QUESTIONS, decoding=decoding)
+    texts = fresh_answers((model, tokenizer), QUESTIONS, decoding=decoding, max_new_tokens=16)
     assert capsys.readouterr().out == "".join(f"{text}\n" for text in texts)
     assert conversation.messages[1::2] == [{"role": "assistant", "content": text} for text in texts]
     assert conversation.reused > 0

@@ -24,7 +24,7 @@ def test_the_command(tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").write_text(
         f"tasks: {{demo_counting: 0}}\ninclude_path: {DEMO_TASKS}\nsettings: {{apply_chat_template: true, limit: 2}}\n"
     )
-    asked = ["--recipe", "recipe.yaml", "--limit", 3]
+    asked = ["--recipe", "recipe.yaml", "--limit", 3, "--max-new-tokens", 12]
     several = ["--decoding", "streaming", "--decoding", "autoregressive", "--entropy-threshold", "0.1",
                "--entropy-threshold", "none", "--batch-size", 3]  # fmt: skip
     first = run(*asked, *several)
@@ -55,7 +55,18 @@ def test_the_command(tmp_path, monkeypatch):
 def test_work_of_other_conditions_is_left_alone(tmp_path, monkeypatch):
     """Otherwise its speeds would pass for those of this device, these threads and this code."""
     monkeypatch.chdir(tmp_path)
-    command = ("--include-path", DEMO_TASKS, "--tasks", "demo_counting", "--limit", 1, "--out", "eval.json")
+    command = (
+        "--include-path",
+        DEMO_TASKS,
+        "--tasks",
+        "demo_counting",
+        "--limit",
+        1,
+        "--max-new-tokens",
+        4,
+        "--out",
+        "eval.json",
+    )
     monkeypatch.setattr(provenance, "write_report", Mock(side_effect=OSError("The disk is full.")))
     assert run(DEMO_FOLDER, *command).exit_code != 0
     real = provenance.conditions

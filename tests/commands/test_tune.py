@@ -121,7 +121,7 @@ def test_nothing_is_written_where_the_examples_show_nothing(place, monkeypatch, 
 
 
 def test_without_answers_agreement_is_measured(place):
-    result = run("mine", "--data", "plain.jsonl", "--max-new-tokens", 30)
+    result = run("mine", "--data", "plain.jsonl", "--max-new-tokens", 8)
     assert result.exit_code == 0, result.output
     report = json.loads((place / "tune.json").read_text())
     assert report["measure"] == "agreement"

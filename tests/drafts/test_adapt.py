@@ -133,12 +133,12 @@ class CompilingClock(adapter_training.Clock):
 @pytest.mark.full
 def test_the_minutes_give_a_number_of_steps_and_compiling_does_not_count(place, tmp_path, monkeypatch):
     monkeypatch.setattr(adapter_training, "Clock", CompilingClock)
-    few = ("--max-new-tokens", "8", "--num-held-out", "3", "--max-length", "64", "--rank", "2", "--minutes", "0.2")
+    few = ("--max-new-tokens", "8", "--num-held-out", "3", "--max-length", "64", "--rank", "2", "--minutes", "0.12")
     result = run("adapt", place / "stock", tmp_path / "out", "--prompts", place / "prompts.jsonl", *few)
     assert result.exit_code == 0, result.output
-    assert "A step takes 1.0 s, so the adapter is trained for 12 steps." in result.stdout
+    assert "A step takes 1.0 s, so the adapter is trained for 7 steps." in result.stdout
     log = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["results"]["log"]
-    assert log[-1]["step"] == 12
+    assert log[-1]["step"] == 7
 
 
 class Stopped(BaseException):

@@ -16,7 +16,7 @@ from wedlm.evaluation.work_file import WorkFile
 def test_stock_lm_eval_gives_the_same_scores_and_texts(demo, task_folder, tmp_path):
     """Our criterion ends a row at the text where lm-eval's own ends the batch, so it takes fewer tokens."""
     for names, where, settings in (
-        (["demo_counting", "demo_records"], DEMO_TASKS, CHAT),
+        (["demo_counting", "demo_records"], DEMO_TASKS, replace(CHAT, limit=4)),
         (["choose", "first"], task_folder, EvalSettings(batch_size=4)),
     ):
         work = WorkFile(tmp_path / names[0], {})

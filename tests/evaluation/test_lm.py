@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from evaluations import CHAT, STREAMING, evaluate, named, scores
+from evaluations import STREAMING, evaluate, named, scores
 from helpers import stock_model
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
@@ -13,15 +13,15 @@ from wedlm.evaluation.lm import DecodingLM, StopBehindPrompt
 from wedlm.evaluation.recipe import EvalSettings
 from wedlm.evaluation.work_file import WorkFile
 
+FEW = EvalSettings(limit=3, batch_size=2, apply_chat_template=True)
+
 
 @pytest.mark.parametrize("decoding", ["streaming", "verified"])
 def test_counts_are_those_of_generate(demo, tmp_path, decoding):
     model, tokenizer = demo
     arguments = {"decoding": decoding} | ({"query_cost": 0} if decoding == "verified" else {})  # alike in a batch
-    (result,) = evaluate(
-        model, tokenizer, named("demo_equations"), {decoding: arguments}, CHAT, WorkFile(tmp_path, {})
-    )
-    examples = held_out_examples("equations", CHAT.limit)
+    (result,) = evaluate(model, tokenizer, named("demo_equations"), {decoding: arguments}, FEW, WorkFile(tmp_path, {}))
+    examples = held_out_examples("equations", FEW.limit)
     tokens = forwards = queries = right = 0
     for example in examples:
         chat = tokenizer.apply_chat_template(
@@ -35,7 +35,7 @@ def test_counts_are_those_of_generate(demo, tmp_path, decoding):
     assert (result["num_tokens"], result["tokens_per_forward"]) == (tokens, pytest.approx(tokens / forwards))
     assert result["prefix_cacheability"] == pytest.approx(tokens / queries)
     assert scores([result])["demo_equations", "right"] == right / len(examples)
-    assert (result["num_examples"], result["num_fewshot"], result["arguments"]) == (6, 0, arguments)
+    assert (result["num_examples"], result["num_fewshot"], result["arguments"]) == (3, 0, arguments)
 
 
 def test_likelihoods_are_those_of_transformers_qwen(demo, tmp_path):

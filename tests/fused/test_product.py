@@ -273,29 +273,6 @@ def test_products_run_side_by_side(name, threads):
             assert all(torch.equal(each, one) for each in many)
 
 
-@pytest.mark.skipif(not COMPILED, reason="installed without a compiler")
-def test_a_forked_process_multiplies(tmp_path):
-    """The two threads that it had for that stay behind in the process that forked."""
-    run_python(
-        """
-import os, psutil, signal, torch
-from wedlm.fused.product import Product
-
-torch.set_num_threads(3)
-product, x = Product(torch.randn(300, 200)), torch.randn(4, 200)
-before = psutil.Process().num_threads()
-wanted = product(x)
-assert psutil.Process().num_threads() == before + 2
-if child := os.fork():
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-else:
-    signal.alarm(60)
-    os._exit(0 if torch.equal(product(x), wanted) else 1)
-""",
-        tmp_path,
-    )
-
-
 @each_set
 @pytest.mark.parametrize("shape", [(), (0,), (2, 1, 3)], ids=str)
 def test_rows_come_in_any_shape(name, shape):
@@ -396,7 +373,7 @@ def text_of_the_plain_model():
     return model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20, decoding="verified").tolist()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_installed_without_a_compiler_torch_multiplies(tmp_path):
     build = ["setup.py", "build", "--build-base", tmp_path / "base", "--build-lib", tmp_path / "installed"]
     built = subprocess.run(

@@ -435,11 +435,17 @@ def test_threads_bind_a_model_at_once():
 
 
 def test_a_forked_process_goes_on(tmp_path):
+    """The two threads that multiplied stay behind in the process that forked."""
     run_python(
         f"""
-import os, signal, torch, wedlm
+import os, psutil, signal, torch, wedlm
+from wedlm.fused.product import Product
 
-torch.set_num_threads(2)
+torch.set_num_threads(3)
+product, x = Product(torch.randn(300, 200)), torch.randn(4, 200)
+before = psutil.Process().num_threads()
+product_wanted = product(x)
+assert psutil.Process().num_threads() == before + 2
 model = wedlm.fuse(wedlm.WeDLMForCausalLM.from_pretrained({str(CHECKPOINTS / "q3")!r}).eval())
 ids = torch.tensor([[5, 6, 7]])
 wanted = model.generate(ids, max_new_tokens=8, decoding="autoregressive")
@@ -447,8 +453,9 @@ if child := os.fork():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 else:
     signal.alarm(60)
+    same = torch.equal(product(x), product_wanted)
     torch.set_num_threads(1)
-    same = torch.equal(model.generate(ids, max_new_tokens=8, decoding="autoregressive"), wanted)
+    same &= torch.equal(model.generate(ids, max_new_tokens=8, decoding="autoregressive"), wanted)
     os._exit(0 if same else 1)
 """,
         tmp_path,

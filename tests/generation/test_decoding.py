@@ -122,7 +122,7 @@ def test_eight_threads_on_one_model(model):
         return generate(model, [prompt], max_new_tokens=24, entropy_threshold=1.0)
 
     with ThreadPoolExecutor(8) as threads:
-        assert [*threads.map(text, PROMPTS * 8)] == [text(prompt) for prompt in PROMPTS] * 8
+        assert [*threads.map(text, PROMPTS * 3)] == [text(prompt) for prompt in PROMPTS] * 3
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

@@ -128,7 +128,7 @@ def test_what_cannot_be_filled_is_named_as_ever(model, decoding):
     for cache in ({}, STATIC):
         forwards.clear()
         with pytest.raises(ValueError, match="No token has a finite score in row 1 at position") as error:
-            run(model, decoding=decoding, eos_token_id=None, entropy_threshold=0.0, **cache)
+            run(model, decoding=decoding, eos_token_id=None, entropy_threshold=0.0, max_new_tokens=24, **cache)
         messages.append(str(error.value))
     assert messages[0] == messages[1]
 
@@ -183,7 +183,7 @@ def test_steps_of_all_kinds_of_models_are_captured(kind, graphs):
     # Token by token in float32, one row behind another, as nothing else is rounded alike.
     for prompts in (repeated, repeated[::-1]):
         for sampling in ({}, {"do_sample": True, "top_k": 5}, {"repetition_penalty": 1.3}):
-            arguments = {**left_padded(prompts), "max_new_tokens": 24, "window_size": 4, "query_cost": 0, **sampling}
+            arguments = {**left_padded(prompts), "max_new_tokens": 12, "window_size": 4, "query_cost": 0, **sampling}
             arguments |= {"decoding": "verified", "eos_token_id": None, "pad_token_id": 0}
             texts = []
             for cache in (STATIC, {}):
@@ -212,7 +212,7 @@ def test_captured_steps_of_a_stock_model_follow_its_changes(graphs):
         change()
         arguments = {
             **left_padded(given),
-            "max_new_tokens": 24,
+            "max_new_tokens": 12,
             "window_size": 4,
             "query_cost": 0,
             "eos_token_id": None,
@@ -232,7 +232,7 @@ ASKED = {  # with others that take part in a step, so that the forward alone is 
 }
 
 
-@pytest.mark.parametrize("decoding", PARALLEL)
+@pytest.mark.parametrize("decoding", ["streaming", "verified"])
 @pytest.mark.parametrize("asked", ASKED)
 def test_forwards_are_captured_where_others_take_part_in_a_step(model, graphs, decoding, asked):
     for prompts in (PROMPTS, PROMPTS[::-1]):

@@ -17,7 +17,7 @@ from wedlm.generation.streaming import entropy_of, select_slots
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("attention, cache, every", [("eager", None, 16), ("sdpa", None, 4), ("sdpa", "static", 8)])
+@pytest.mark.parametrize("attention, cache, every", [("eager", None, 16), ("sdpa", None, 8), ("sdpa", "static", 16)])
 @pytest.mark.parametrize("decoding", ["streaming", "blockwise"])
 def test_recorded_runs(attention, cache, every, decoding):
     """Alone, and every other one as a row of ragged batches of 2, 5 and 8; in rarer ways not all of them."""

@@ -77,7 +77,7 @@ def calls_of_ranks():
         {"decoding": "autoregressive"},
     ]
     calls = []
-    for rank, (batch, prompt_length, max_new_tokens) in enumerate([(1, 6, 5), (3, 21, 18)]):
+    for rank, (batch, prompt_length, max_new_tokens) in enumerate([(1, 6, 5), (3, 21, 12)]):
         call = {"input_ids": random_tokens(batch, prompt_length, seed=rank), "max_new_tokens": max_new_tokens}
         call |= {"attention_mask": torch.ones_like(call["input_ids"]), "pad_token_id": PAD, "eos_token_id": None}
         calls.append([call | more for more in settings])

@@ -23,6 +23,10 @@ FOLDERS = ("modeling_wedlm", "generation")
 CODE = {path.name for name in FOLDERS for path in (REPOSITORY / name).glob("*.py")}
 CODE -= {"__init__.py", "custom_generate.py", "model_check.py"}  # the last two are for models that are no WeDLM
 
+LINES = re.findall(
+    r'(Auto\w+\.from_pretrained\("my-wedlm".*?\))',
+    (REPOSITORY / "docs" / "checkpoints.md").read_text(encoding="utf-8"),
+)
 LOAD_AND_SAVE_AGAIN = """
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -112,7 +116,12 @@ def process_without_the_package(tmp_path_factory):
     """A folder with a checkpoint, and the output of a process that loads and saves it."""
     place = tmp_path_factory.mktemp("elsewhere")
     save_with_inputs(CHECKPOINTS / "q3", place)
-    return place, run_python(LOAD_AND_SAVE_AGAIN.format(name="saved") + REFUSED, place, wedlm=False)
+    copy_with_code(DEMO_FOLDER, place / "my-wedlm")
+    names = ", ".join(line.partition(".")[0] for line in LINES)
+    page = (
+        f"from transformers import {names}\nprint('page:', [type(each).__name__ for each in ({', '.join(LINES)})])\n"
+    )
+    return place, run_python(LOAD_AND_SAVE_AGAIN.format(name="saved") + REFUSED + page, place, wedlm=False)
 
 
 # --- The files that travel ---
@@ -149,17 +158,11 @@ def test_what_the_code_takes_from_the_package():
         importlib.import_module(name)
 
 
-@pytest.mark.full
-def test_the_lines_of_the_page_ask_nothing_where_the_package_is_not(tmp_path):
+def test_the_lines_of_the_page_ask_nothing_where_the_package_is_not(process_without_the_package):
     """transformers reads the config for a tokenizer too, and asks whether its code may run."""
-    copy_with_code(DEMO_FOLDER, tmp_path / "my-wedlm")
-    page = (REPOSITORY / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-    lines = re.findall(r'(Auto\w+\.from_pretrained\("my-wedlm".*?\))', page)
-    assert len(lines) == 2
-    names = ", ".join(line.partition(".")[0] for line in lines)
-    code = f"from transformers import {names}\nprint([type({lines[0]}), type({lines[1]})])"
-    printed = run_python(code, tmp_path, wedlm=False)
-    assert "WeDLMForCausalLM" in printed and "custom code" not in printed
+    _, printed = process_without_the_package
+    (line,) = re.findall("^page: .*$", printed, re.MULTILINE)
+    assert len(LINES) == 2 and "WeDLMForCausalLM" in line and "custom code" not in printed
 
 
 def test_nothing_else_travels(tmp_path, monkeypatch):

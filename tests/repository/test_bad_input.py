@@ -220,23 +220,20 @@ def test_nothing_was_written(folder):
     assert not names & {"out", "gone", "x.html"} and not (folder / "q2" / "out").exists()
 
 
-FORKS = """
-import os, sys
+IMPORTED = """
+import sys
 from typer.testing import CliRunner
 from wedlm.commands.cli import app
 for words in {commands}:
-    if os.fork() == 0:
-        code = CliRunner().invoke(app, words).exit_code
-        print(words, code, "torch" in sys.modules or "transformers" in sys.modules, flush=True)
-        os._exit(0)
-    os.wait()
+    code = CliRunner().invoke(app, words).exit_code
+    print(words, code, "torch" in sys.modules or "transformers" in sys.modules, flush=True)
 """
 
 
 @pytest.mark.full
 def test_who_mistypes_does_not_wait_for_torch(folder):
     commands = [shlex.split(words) for words, _ in COMMANDS]
-    printed = run_python(FORKS.format(commands=commands), folder).splitlines()
+    printed = run_python(IMPORTED.format(commands=commands), folder).splitlines()
     assert printed == [f"{words} 2 False" for words in commands]
 
 
@@ -245,5 +242,5 @@ def test_who_asks_about_a_checkpoint_does_not_wait_for_torch(tmp_path):
     convert_to_wedlm(tmp_path / "stock", tmp_path / "converted")
     save_adapter(tmp_path / "drafts", base=tmp_path / "converted")
     commands = [["info"], *(["info", name] for name in ("stock", "converted", "drafts"))]
-    printed = run_python(FORKS.format(commands=commands), tmp_path).splitlines()
+    printed = run_python(IMPORTED.format(commands=commands), tmp_path).splitlines()
     assert printed == [f"{words} 0 False" for words in commands]

@@ -26,7 +26,7 @@ from wedlm.training.draft_lora import LAYERS
 
 OWN = {"WeDLM": tiny_model, "I-DLM": lambda: tiny_model(mask_shift=True)}
 PROMPTS = [[5, 6, 7] * 5, [9, 8, 9, 8], [11] * 8]
-CALL = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": PAD, "suppress_tokens": [EOS]}
+CALL = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": PAD, "suppress_tokens": [EOS]}
 VERIFIED = CALL | {"custom_generate": wedlm.verified, "window_size": 4, "query_cost": 0}
 
 

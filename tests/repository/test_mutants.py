@@ -37,7 +37,7 @@ for source, limit in json.loads(Path("sources.json").read_text()):
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_verdicts(tmp_path):
     sources = [
         (None, 30),

@@ -33,7 +33,7 @@ def test_auto_classes_load_official_checkpoints(official, trust_remote_code):
 
 
 ORDERS = [
-    "import wedlm; from transformers import AutoModelForCausalLM",
+    pytest.param("import wedlm; from transformers import AutoModelForCausalLM", marks=pytest.mark.slow),
     "from transformers import AutoModelForCausalLM; import wedlm",
     pytest.param("import wedlm; from transformers import GenerationMixin", marks=pytest.mark.slow),
     pytest.param("import wedlm; import peft", marks=pytest.mark.slow),
@@ -97,9 +97,12 @@ while "transformers.models.auto.configuration_auto" not in sys.modules:
 from transformers import AutoConfig
 print(type(AutoConfig.from_pretrained(CHECKPOINT)).__module__)
 thread.join()
+from transformers import AutoModelForCausalLM
+print(type(AutoModelForCausalLM.from_pretrained(CHECKPOINT)).__module__)
 """
     out = run_python(code.replace("CHECKPOINT", repr(str(CHECKPOINTS / "q3"))), tmp_path)
-    assert "wedlm.modeling_wedlm.configuration_wedlm" in out.splitlines()
+    modules = [f"wedlm.modeling_wedlm.{name}_wedlm" for name in ("configuration", "modeling")]
+    assert [line for line in out.splitlines() if line in modules] == modules
 
 
 def test_pipelines_know_the_model(capfd):

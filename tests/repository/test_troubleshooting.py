@@ -32,15 +32,13 @@ def sentences() -> Iterator[list[str | None]]:
 
 def begins(sentence: list[str | None], quote: str) -> bool:
     """Whether the sentence begins with the quote, for some values; the quote ends within one of its literal parts."""
-    before = ""
-    for part in sentence:
-        if part is VALUE:
-            before += ".+?"
+    for number, part in enumerate(sentence):
+        if part is VALUE or len(part) < LEAST or part[:LEAST] not in quote:
             continue
-        for place in range(len(quote) - LEAST + 1) if len(part) >= LEAST else ():
+        before = "".join(".+?" if each is VALUE else re.escape(each) for each in sentence[:number])
+        for place in range(len(quote) - LEAST + 1):
             if part.startswith(quote[place:]) and re.fullmatch(before, quote[:place], re.DOTALL):
                 return True
-        before += re.escape(part)
     return False
 
 

@@ -76,8 +76,12 @@ HOSTILE = {  # the body, and the status of the answer
 }
 
 
+# One for each place where the time could go: the tokenizer, JSON, the body, a processor.
+IN_FULL = ("spaces that fit", "small objects", "50 MB", "n-grams")
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in IN_FULL else pytest.mark.slow) for n in HOSTILE])
 def test_health_is_told_in_half_a_second_while_hostile_requests_come(server, name):
     """Another process may hold up a busy machine, so that a request that blocks the server must do so three times."""
     body, status = HOSTILE[name]

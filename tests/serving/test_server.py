@@ -29,6 +29,7 @@ REFERENCE = REPOSITORY / "docs" / "reference" / "serve.md"
 def test_the_examples_of_the_documentation_run(server, capsys):
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     code = "".join(blocks).replace(":8000", f":{server}")
+    code = re.sub(r"messages=messages(?=, stream|,\n)", "messages=messages, max_tokens=40", code)
     # The tiny model suppresses the end token, which must follow JSON.
     settings = f'extra_body={{"generation_config": {{"suppress_tokens": [{MASK}]}}}}, response_format='
     exec(code.replace("response_format=", settings), {})
@@ -90,7 +91,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
         assert f" --port {port} (Address already in use" in refused(folder, "--port", port)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_draft_adapter_is_served(checkpoint, tmp_path):
     """Verified it writes the text of its base; what streams shows that the adapter is there."""
     folder = save_adapter(tmp_path / "adapter", base=checkpoint[0])

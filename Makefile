@@ -121,7 +121,7 @@ evidence-real: real-model .venv-vllm/installed .venv-peers/installed build/smoll
 	.venv/bin/python benchmarks/evidence_real.py --dtype bfloat16
 	.venv/bin/python benchmarks/evidence.py
 
-# One round of it in float32, with those of the other libraries that are installed, without them in ten minutes. It
+# One round of it in float32, with those of the other libraries that are installed, without them in twelve minutes. It
 # prints all records; one that you send is shown in docs/EVIDENCE.md.
 evidence-here: real-model
 	.venv/bin/python benchmarks/evidence_real.py --rounds 1

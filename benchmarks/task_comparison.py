@@ -12,8 +12,8 @@ on the same questions in the same order. Arguments of `wedlm train` that are giv
 Each then answers held-out questions, fused: plain token by token, the others also streaming at several thresholds,
 blockwise and verified. All take turns on each question, so their seconds compare. "Right" is the share of right
 answers, "difference" the 95 % interval of the difference to the same model token by token, and "times as fast" the
-speed as a multiple of its own. A run that was stopped goes on from --work. With --curve each saved checkpoint answers
-in place of the last one: `--curve --save_steps 60 --save_total_limit 9`.
+speed as a multiple of its own. A run that was stopped goes on from --work. With --curve all saved checkpoints of a
+WeDLM answer: `--curve --save_steps 60 --save_total_limit 9`.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,10 @@ def trained(given: argparse.Namespace, rest: list[str], training: str, folder: P
         else:
             train(words)
     folders = {training: out}
-    if given.curve:
+    if given.curve and training != PLAIN:
         steps = sorted(int(each.name.rpartition("-")[2]) for each in out.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+        if not steps:
+            raise SystemExit(f"{out} has no checkpoints; give --save_steps and --save_total_limit.")
         folders = {f"{training} after {step} steps": out / f"{PREFIX_CHECKPOINT_DIR}-{step}" for step in steps}
     if training == LORA:
         for name, one in folders.items():
@@ -216,8 +219,9 @@ def curve(results: dict[str, Any]) -> str:
         trained, label = re.sub(r", window \d+", "", name.replace(BASELINE, "token by token")).split(", ", 1)
         cell = f"{100 * numbers['quality']:.0f} % at {numbers['tokens_per_forward']:.2f}"
         lines.setdefault(trained, {})[label] = cell
-    header = ["trained", *next(iter(lines.values()))]
-    return markdown(header, [[trained, *cells.values()] for trained, cells in lines.items()], left={"trained"})
+    labels = list(dict.fromkeys(label for cells in lines.values() for label in cells))
+    rows = [[trained, *(cells.get(label, "") for label in labels)] for trained, cells in lines.items()]
+    return markdown(["trained", *labels], rows, left={"trained"})
 
 
 def headline(record: dict[str, Any]) -> str:
@@ -264,6 +268,8 @@ def main() -> None:
     given, rest = parser.parse_known_args()
     names = ("kinds", "samples", "rank", "low_rank_learning_rate")
     settings = {name: getattr(given, name) for name in names}
+    if of_gym := {kind: task_data.GYM_TASKS[kind] for kind in given.kinds if kind in task_data.GYM_TASKS}:
+        settings |= {"reasoning_gym": version("reasoning-gym"), "sizes": of_gym}
     settings["config"] = CONFIG.read_text(encoding="utf-8").splitlines() + rest
     folder = given.work / digest_of(settings)
     chats = ({"messages": each.messages} for each in task_data.train_examples(given.kinds, given.samples))

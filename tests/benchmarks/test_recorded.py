@@ -186,9 +186,11 @@ def test_the_guide_to_training_shows_other_questions():
     answers, first = report["results"]["answers"], recorded("task_comparison_whole")["results"]["answers"]
     shares = [100 * answers[f"{training}, autoregressive"]["quality"] for training in ("whole", "plain")]
     streamed = "whole, streaming, window 8, threshold 0.1"
-    assert f"{shares[0]:.1f} % right token by token with MASKs and {shares[1]:.1f} % without, and streaming" in text
+    assert f"{shares[0]:.1f} % right token by token with MASKs and {shares[1]:.1f} % without." in text
     told = f"at a threshold of 0.1 generates {answers[streamed]['tokens_per_forward']:.2f} tokens per forward pass"
-    assert told in text
+    assert (
+        f"{told} there, with {shares[0] - 100 * answers[streamed]['quality']:.1f} points fewer right answers" in text
+    )
     assert all(abs(numbers["quality"] - first[name]["quality"]) < 0.03 for name, numbers in answers.items())
 
 
@@ -196,7 +198,8 @@ def test_the_guide_to_training_shows_the_curve_of_harder_questions(load_benchmar
     text, report = (DOCS / "train.md").read_text(encoding="utf-8"), recorded("task_curve")
     assert load_benchmark("task_comparison").curve(report["results"]["answers"]) in text
     text = " ".join(text.split())
-    assert report["command"] in text and f"answered {report['questions']} held-out questions" in text
+    assert f"`PYTHONHASHSEED=0 {report['command']}`" in text
+    assert f"answered {report['questions']} held-out questions" in text
     last = report["results"]["trainings"]["whole"][-1]
     assert f"{last['step']} steps of 2 rows ({last['train_runtime'] / 60:.0f} minutes" in text
     of_kind = defaultdict(list)
@@ -204,9 +207,10 @@ def test_the_guide_to_training_shows_the_curve_of_harder_questions(load_benchmar
         of_kind[name.split(", ")[1]].append(numbers)
     assert all(each["tokens_per_forward"] < 1 for each in of_kind["streaming"]), "gains no tokens"
     shares = [of_kind[name][-1]["quality"] for name in ("streaming", "autoregressive")]
-    assert shares[0] < shares[1] / 2, "loses most of the right answers"
+    right = [round(report["questions"] * share) for share in shares]
+    assert f"({right[1]} of {report['questions']} become {right[0]})" in text
     verified = [each["tokens_per_forward"] for each in of_kind["verified"]]
-    assert verified[0] > verified[1] > verified[2] > 1.5
+    assert all(1.8 < each < 2.5 for each in verified), "about two"
     assert all(0.95 < each["times_autoregressive"]["median"] < 1.1 for each in of_kind["verified"]), "as fast"
 
 

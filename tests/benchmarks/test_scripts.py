@@ -416,23 +416,12 @@ def test_trainings_on_a_task_are_compared_and_go_on(run, real_model, load_benchm
         for name in ("interleaved", "train", "train_plain"):
             unused.setattr(comparison, name, None)
         assert run(*words)["results"] == results
-    curve = [
-        "--curve",
-        "--save_steps",
-        4,
-        "--save_total_limit",
-        2,
-        "--thresholds",
-        0.2,
-        "--trainings",
-        "whole",
-        "LoRA",
-    ]
+    curve = ["--curve", "--save_steps", 4, "--save_total_limit", 2, "--thresholds", 0.2]
     on_the_way = run(*words, *curve)["results"]
-    assert list(on_the_way["trainings"]) == ["whole", "LoRA"]
     after = [f"{training} after {steps} steps" for training in ("whole", "LoRA") for steps in (4, 8)]
     labels = comparison.decodings_at([0.2])
-    assert list(on_the_way["answers"]) == [f"{name}, {label}" for name in after for label in labels]
+    assert list(on_the_way["answers"]) == [*of_plain, *(f"{name}, {label}" for name in after for label in labels)]
+    assert comparison.curve(on_the_way["answers"]).count("\n") == 6
 
 
 def test_the_fastest_threshold_that_keeps_the_answers_is_chosen(load_benchmark):

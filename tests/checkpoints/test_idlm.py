@@ -130,7 +130,7 @@ def test_info_and_the_card_say_what_it_decodes(checkpoint, tmp_path, monkeypatch
         assert generation["decoding"] == "verified"
         card = (tmp_path / "card" / "README.md").read_text()
         assert "verified" in card and "streaming" not in card
-        monkeypatch.setattr("wedlm.hub_card.export.run_snippet", lambda *_: None)  # once is enough
+        monkeypatch.setattr("wedlm.hub_card.export.run_snippet", lambda *_: None)  # one card's snippet has run
     assert run("export", tmp_path / "wedlm", tmp_path / "vllm", "--vllm").exit_code == 0
     assert json.loads((tmp_path / "vllm" / "drafter" / "config.json").read_text())["mask_shift"]
 

@@ -56,7 +56,9 @@ def alone(model, tokenizer, example, settings):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("decoding", ["autoregressive", "streaming", "blockwise", "verified"])
+@pytest.mark.parametrize(
+    "decoding", [pytest.param(name, marks=pytest.mark.slow if ", " in name else ()) for name in DECODINGS]
+)
 @pytest.mark.full
 def test_answers_of_a_batch_are_those_of_each_question_alone(model, tokenizer, decoding):
     examples = [held_out_examples(kind, 2)[1] for kind in ("counting", "records", "stories")]

@@ -104,7 +104,7 @@ def test_questions_of_reasoning_gym_are_apart_by_seed_and_right_in_full_only(mon
     for each in tests[1]:
         assert task_data.check(each, each.answer) and not task_data.check(each, "")
     monkeypatch.setattr(task_data, "sys", SimpleNamespace(flags=SimpleNamespace(hash_randomization=1)))
-    with pytest.raises(SystemExit, match="differ in each process, unless it starts with PYTHONHASHSEED=0"):
+    with pytest.raises(SystemExit, match="depend on Python's hash seed; start with PYTHONHASHSEED=0"):
         task_data.train_examples(["polynomial_multiplication"], 1)
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     task_data.gym.cache_clear()

@@ -232,7 +232,7 @@ ASKED = {  # with others that take part in a step, so that the forward alone is 
 }
 
 
-@pytest.mark.parametrize("decoding", ["streaming", "verified"])
+@pytest.mark.parametrize("decoding", ["streaming", "verified", pytest.param("blockwise", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("asked", ASKED)
 def test_forwards_are_captured_where_others_take_part_in_a_step(model, graphs, decoding, asked):
     for prompts in (PROMPTS, PROMPTS[::-1]):

@@ -398,7 +398,11 @@ def test_hidden_states_and_attentions(checkpoint):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("checkpoint", [CHECKPOINTS / "q3"], ids=["q3"])
+@pytest.mark.parametrize(
+    "checkpoint",
+    [CHECKPOINTS / "q3", pytest.param(CHECKPOINTS / "q25", marks=pytest.mark.slow)],
+    ids=lambda folder: folder.name,
+)
 @torch.no_grad()
 def test_compiles_to_one_graph_with_a_cache(model):
     ids, positions = reordered_batch(2)

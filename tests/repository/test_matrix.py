@@ -17,7 +17,7 @@ def cells() -> list:
     """A cell for each pair of an entry point and a kind of model, in decodings that take turns, and all others.
 
     The first ones have every pair of the three, too. They are the short run where they are cheap; `make test-all` has
-    one or two of each dear entry point as well; `make test-slow` has all.
+    one of each dear entry point as well; `make test-slow` has all.
     """
     cells = []
     for i, entry in enumerate(ENTRY_POINTS):

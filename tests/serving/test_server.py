@@ -91,7 +91,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path):
         assert f" --port {port} (Address already in use" in refused(folder, "--port", port)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_draft_adapter_is_served(checkpoint, tmp_path):
     """Verified it writes the text of its base; what streams shows that the adapter is there."""
     folder = save_adapter(tmp_path / "adapter", base=checkpoint[0])

@@ -91,13 +91,14 @@ demo-real: real-model
 	    "Turn this into JSON: name: Ada, age: 36, city: London; name: Alan, age: 41, city: Wilmslow." \
 	    "Write a Python function that returns the largest number of a list." "Why is the sky blue?"
 
-# Fine-tunes the real model on one kind of questions, in ten minutes on 2 cores that multiply in bfloat16, and asks it one that it
-# has not seen, token by token and in parallel.
+# Fine-tunes the real model on one kind of questions, in ten minutes on 2 cores, and asks it one that it has not seen, token by
+# token and in parallel. Cores that multiply in bfloat16 take twice as many steps in that time.
 TASK = build/task-demo
+HAS_BF16 = $(shell grep -sE "amx_bf16|avx512_bf16" /proc/cpuinfo)
 task-demo: real-model
 	.venv/bin/python -m examples.task_data $(TASK) --kinds functions --train 2000 --test 100
 	test -e $(TASK)/model/training_report.json || .venv/bin/wedlm train examples/task.yaml --output_dir $(TASK)/model \
-	    --train_data $(TASK)/train.jsonl --max_steps 100 --warmup_steps 5 --bf16 $(if $(shell grep -sE "amx_bf16|avx512_bf16" /proc/cpuinfo),true,false)
+	    --train_data $(TASK)/train.jsonl --warmup_steps 5 $(if $(HAS_BF16),--max_steps 100 --bf16 true,--max_steps 50 --bf16 false)
 	@.venv/bin/wedlm compare $(TASK)/model --entropy-threshold 0.1 \
 	    "Write a Python function price(n) that returns n times 4 if n is divisible by 3, and n times 9 otherwise."
 

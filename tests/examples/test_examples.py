@@ -1,12 +1,13 @@
 """The scripts of examples/ run, on the demo checkpoint."""
 
 import json
+import os
 import runpy
 import sys
 from types import SimpleNamespace
 
 import pytest
-from helpers import CHECKPOINTS, REPOSITORY
+from helpers import CHECKPOINTS, REPOSITORY, run_python
 from serving_client import started_server
 from stock_tokenizers import save_smollm
 from tokenizers import decoders, normalizers
@@ -110,6 +111,24 @@ def test_questions_of_reasoning_gym_are_apart_by_seed_and_right_in_full_only(mon
     task_data.gym.cache_clear()
     with pytest.raises(SystemExit, match="word_sorting come from reasoning-gym: pip install reasoning-gym"):
         task_data.train_examples(kinds, 1)
+
+
+GYM = """
+from examples import task_data as data
+for kind in data.GYM_TASKS:
+    taught = data.train_examples([kind], 30)
+    first, second = (data.test_examples([kind], 30, seed) for seed in (0, 1))
+    assert all(data.check(each, each.answer) and not data.check(each, "") for each in [*taught, *first, *second])
+    print(kind, len({each.prompt for each in [*taught, *first]} & {each.prompt for each in second}), [*second])
+"""
+
+
+@pytest.mark.real
+def test_reasoning_gym_itself_gives_questions_with_answers_that_are_right(tmp_path):
+    place = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'build' / 'real-packages'}"
+    printed = [run_python(GYM, tmp_path, PYTHONPATH=place, PYTHONHASHSEED="0") for _ in range(2)]
+    assert printed[0] == printed[1]
+    assert [line.split()[:2] for line in printed[0].splitlines()] == [[kind, "0"] for kind in task_data.GYM_TASKS]
 
 
 def test_the_real_models_tokenizer_is_the_same_on_every_version(tmp_path):

@@ -9,6 +9,7 @@ A test belongs to `make test` unless it is marked:
 """
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable
 
 import pytest
 from hypothesis import settings
@@ -28,6 +29,11 @@ def spread(length: int, number: int) -> set[int]:
     if number == 1 or length <= number:
         return set(range(min(length, number)))
     return {round(place * (length - 1) / (number - 1)) for place in range(number)}
+
+
+def slow_but(kept: Collection, cases: Iterable) -> list:
+    """The cases of a parameter, of which those that are not kept are slow."""
+    return [pytest.param(case, marks=() if case in kept else pytest.mark.slow) for case in cases]
 
 
 def mark_all_but_few(items: list[pytest.Item]) -> None:

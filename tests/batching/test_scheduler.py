@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_graph import captures_on_cpu
 from stock_families import FITTING, stock
-from tiers import property_settings
+from tiers import property_settings, slow_but
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.continuous_batching.requests import RequestState
 
@@ -168,7 +168,7 @@ VARIED += ("DeepseekV3",)
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in VARIED else pytest.mark.slow) for n in FITTING])
+@pytest.mark.parametrize("name", slow_but(VARIED, FITTING))
 def test_requests_of_a_stock_model_share_forwards_and_write_what_transformers_writes(name):
     model = stock(name)
     if not any("experts" in module for module, _ in model.named_modules()):  # They have no kernel for float64.

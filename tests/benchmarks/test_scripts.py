@@ -422,6 +422,10 @@ def test_trainings_on_a_task_are_compared_and_go_on(run, real_model, load_benchm
     labels = comparison.decodings_at([0.2])
     assert list(on_the_way["answers"]) == [*of_plain, *(f"{name}, {label}" for name in after for label in labels)]
     assert comparison.curve(on_the_way["answers"]).count("\n") == 6
+    for checkpoint in (tmp_path / "work").glob("*/whole/checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    with pytest.raises(SystemExit, match="whole has no checkpoints; give --save_steps and --save_total_limit"):
+        run(*words, *curve)
 
 
 def test_the_fastest_threshold_that_keeps_the_answers_is_chosen(load_benchmark):

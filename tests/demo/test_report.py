@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from helpers import load
+from tiers import slow_but
 
 from examples.demo import report
 from examples.demo.model import demo_tokenizer, random_model
@@ -56,9 +57,7 @@ def alone(model, tokenizer, example, settings):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "decoding", [pytest.param(name, marks=pytest.mark.slow if ", " in name else ()) for name in DECODINGS]
-)
+@pytest.mark.parametrize("decoding", slow_but(("autoregressive", "streaming", "blockwise", "verified"), DECODINGS))
 @pytest.mark.full
 def test_answers_of_a_batch_are_those_of_each_question_alone(model, tokenizer, decoding):
     examples = [held_out_examples(kind, 2)[1] for kind in ("counting", "records", "stories")]

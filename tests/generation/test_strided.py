@@ -9,6 +9,7 @@ from draft_models import fill, tiny_model
 from helpers import EOS, MASK, PAD, left_padded, logits_of, stock_model
 from peft import get_peft_model
 from reference_decoder import decode_strided
+from tiers import slow_but
 
 import wedlm
 from wedlm import DraftLoraConfig
@@ -43,9 +44,7 @@ def one_branch(chances, next_chance, num_open, *_):
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(
-    "stride", [2, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow), 6]
-)
+@pytest.mark.parametrize("stride", slow_but((2, 3, 6), range(2, 7)))
 @pytest.mark.parametrize("kind", [own_model, stock_with_adapter], ids=lambda kind: kind.__name__)
 def test_the_text_and_with_one_branch_the_steps_are_those_of_its_own_plan(monkeypatch, kind, stride):
     """Behind the last slot I-DLM has drafts and MASKs, too, and ours has none; no text and no step depends on them."""

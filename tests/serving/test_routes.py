@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from serving_client import MESSAGES, WITH_USAGE, chat, generated, health, post, send
+from tiers import slow_but
 
 from wedlm.serving.http_errors import sentence_of
 
@@ -81,7 +82,7 @@ IN_FULL = ("spaces that fit", "small objects", "50 MB", "n-grams")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in IN_FULL else pytest.mark.slow) for n in HOSTILE])
+@pytest.mark.parametrize("name", slow_but(IN_FULL, HOSTILE))
 def test_health_is_told_in_half_a_second_while_hostile_requests_come(server, name):
     """Another process may hold up a busy machine, so that a request that blocks the server must do so three times."""
     body, status = HOSTILE[name]

@@ -38,13 +38,7 @@ def served(tmp_path_factory) -> str:
     return str(copy_with_code(DEMO_FOLDER, tmp_path_factory.mktemp("served") / "demo"))
 
 
-SETTINGS = [
-    pytest.param([], id="one by one", marks=pytest.mark.slow),
-    pytest.param(["--continuous-batching"], id="continuous batching"),
-]
-
-
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(scope="module", params=[[], ["--continuous-batching"]], ids=["one by one", "continuous batching"])
 def client(request, served, tmp_path_factory):
     folder = tmp_path_factory.mktemp("transformers")
     with socket.create_server(("127.0.0.1", 0)) as free:
